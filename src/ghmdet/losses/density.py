@@ -1,0 +1,137 @@
+"""How many examples have a gradient norm near g, per length: the gradient density GD(g) of the paper.
+
+Three ways to it, from the definition to the fast:
+
+- `gradient_density_sorted`: equations 4 to 6 as they stand, by sorting, O(N log N).
+- the fine histogram: the same windows, their counts read from a histogram of narrow cells and its prefix sums, O(N).
+- the unit regions: equation 9, the paper's own approximation, O(N).
+
+The last two share one form: count examples into equal cells of [0, 1] (`cell_counts`), turn the counts into a
+table of weights 1 / GD (`harmonizing_weights`), and read it at each g (`look_up`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "cell_counts",
+    "cell_index",
+    "fine_cells",
+    "gradient_density_sorted",
+    "harmonizing_weights",
+    "look_up",
+    "window_density",
+]
+
+# The fine histogram has at least this many cells: 1e5 smoothly spread examples then give the loss to 1e-3.
+_FINE_CELLS = 8192
+_LEAST_CELLS_PER_HALF_WINDOW = 64
+
+
+def fine_cells(epsilon: float) -> tuple[int, float]:
+    """The fine histogram for windows of length ε: how many cells cover [0, 1], and cells per unit of g.
+
+    A cell is ε / 2h wide, so that the ends of a window around a cell's edge fall on edges.
+    """
+    scale = 2 * _half_window(epsilon) / epsilon
+    return max(1, math.ceil(scale * (1 - 1e-12))), scale
+
+
+def _half_window(epsilon: float) -> int:
+    """h, the cells in half a window."""
+    return max(_LEAST_CELLS_PER_HALF_WINDOW, math.ceil(_FINE_CELLS * epsilon / 2))
+
+
+def cell_index(g: Tensor, cells: int, scale: float | None = None) -> Tensor:
+    """The cell min(⌊g · scale⌋, cells − 1) of each g, as int64; NaN goes to the last cell. `scale` is `cells` where
+    the cells fill [0, 1] exactly, as unit regions do."""
+    position = g * (cells if scale is None else scale)
+    # the comparison is false for NaN, whose conversion to an integer would be anything
+    return torch.where(position < cells - 1, position, cells - 1).clamp_(min=0).long()
+
+
+def cell_counts(index: Tensor, cells: int, valid: Tensor | None = None) -> Tensor:
+    """R_j, the number of valid examples in each cell: int64 (cells,), exact for any number of examples."""
+    one = torch.ones((), dtype=torch.int64, device=index.device) if valid is None else valid.long()
+    counts = torch.zeros(cells, dtype=torch.int64, device=index.device)
+    return counts.scatter_add_(0, index.reshape(-1), one.expand_as(index).reshape(-1))
+
+
+def harmonizing_weights(
+    counts: Tensor,
+    smoothed: Tensor | None = None,
+    *,
+    bins: int,
+    density: str,
+    normalizer: str,
+    max_weight: float | None,
+    ranks: int = 1,
+) -> Tensor:
+    """1 / GD as a table for `look_up`: one entry a unit region, or one an edge of the fine histogram; float64.
+
+    Args:
+        counts: R, this call's valid examples in each cell, over all ranks.
+        smoothed: S, the moving average of R; where it holds nothing, R stands for it. None for no average.
+        max_weight: the largest β = N / GD allowed, N being `counts.sum()`.
+        ranks: W, what a share of the loss is multiplied by so that the mean over ranks is the loss.
+    """
+    gd = _density(counts.double(), counts, bins, density, normalizer)
+    if smoothed is not None:
+        stored = _density(smoothed, counts, bins, density, normalizer)
+        gd = torch.where(stored > 0, stored, gd)
+    if max_weight is not None:
+        gd = torch.maximum(gd, counts.sum() / max_weight)  # β = N / GD ≤ max_weight
+    return torch.where(gd > 0, ranks / gd, 0)
+
+
+def _density(held: Tensor, counts: Tensor, bins: int, density: str, normalizer: str) -> Tensor:
+    if density == "exact":
+        return window_density(held, 1 / bins)
+    if normalizer == "occupied":
+        return held * (counts > 0).sum()  # the authors' released code
+    return held * bins  # R_j · M, equation 9
+
+
+def window_density(counts: Tensor, epsilon: float) -> Tensor:
+    """GD at the edges of the fine cells, by equations 4 to 6: (cells + 1,).
+
+    At the edge k · ε/2h the window [g − ε/2, g + ε/2) covers whole cells, so that its count is a difference of
+    prefix sums; l_ε(g) = min(g + ε/2, 1) − max(g − ε/2, 0) is its length inside [0, 1].
+    """
+    half = _half_window(epsilon)
+    cells = counts.numel()
+    below = torch.cat([counts.new_zeros(1), counts.cumsum(0)])  # examples below each edge
+    edge = torch.arange(cells + 1, device=counts.device)
+    inside = below[(edge + half).clamp(max=cells)] - below[(edge - half).clamp(min=0)]
+    g = edge.double() * (epsilon / (2 * half))
+    length = (g + epsilon / 2).clamp(max=1) - (g - epsilon / 2).clamp(min=0)
+    return inside / length
+
+
+def look_up(table: Tensor, g: Tensor, cells: int, scale: float | None = None) -> Tensor:
+    """The table's value at each g: constant in a cell where it has one entry a cell, linear between a cell's edges
+    where it has one an edge. A g of NaN reads a finite value; what it weighs is NaN itself."""
+    scale = cells if scale is None else scale
+    index = cell_index(g, cells, scale)
+    table = table.to(g.dtype)
+    if table.numel() == cells:
+        return table[index]
+    lower = table[index]
+    return lower + (g * scale - index).clamp(0, 1) * (table[index + 1] - lower)
+
+
+def gradient_density_sorted(g: Tensor, epsilon: float, valid: Tensor | None = None) -> Tensor:
+    """GD(g_i) by equations 4 to 6 with a sort instead of N × N comparisons; 0 where not valid."""
+    norm = g.detach().double().reshape(-1)
+    counted = norm if valid is None else norm.masked_fill(~valid.reshape(-1), math.inf)  # above every window
+    ordered = counted.sort().values
+    inside = torch.searchsorted(ordered, norm + epsilon / 2) - torch.searchsorted(ordered, norm - epsilon / 2)
+    length = (norm + epsilon / 2).clamp(max=1) - (norm - epsilon / 2).clamp(min=0)
+    density = torch.where(norm.isnan(), math.nan, inside / length)
+    if valid is not None:
+        density = density.masked_fill(~valid.reshape(-1), 0)
+    return density.reshape(g.shape).to(g.dtype if g.dtype == torch.float64 else torch.float32)

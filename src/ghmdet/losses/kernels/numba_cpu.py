@@ -1,0 +1,146 @@
+"""Drives the fused passes over all examples with as many threads as torch has."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ghmdet.losses.kernels import blocks
+from ghmdet.losses.kernels.layout import Examples, Spread
+
+__all__ = ["accumulate", "count"]
+
+_STRETCH = 128 * 1024  # examples a thread takes at a time: enough to pay for the taking
+_KINDS = {torch.float32: blocks.FLOAT32, torch.bfloat16: blocks.BFLOAT16, torch.float16: blocks.FLOAT16}
+_LOSSES = {"binary": blocks.BINARY, "asl1": blocks.ASL1}
+_NOTHING = np.zeros(0, np.uint8)
+_NO_WEIGHT = np.zeros(0, np.float32)
+
+
+def count(examples: Examples, loss: str, mu: float, cells: int) -> tuple[Tensor, bool]:
+    """R, int64 (cells,), and whether all dense targets are in [0, 1]."""
+    arguments = _arguments(examples)
+    flags = (_LOSSES[loss], np.float32(mu), cells)
+    counts: list[np.ndarray[Any, Any]] = []
+
+    def stretch(start: int, stop: int, own: np.ndarray[Any, Any]) -> int:
+        return int(blocks.count(*arguments, *_dimensions(examples), *flags, start, stop, own))
+
+    def histograms() -> np.ndarray[Any, Any]:
+        counts.append(np.zeros((blocks.HISTOGRAMS, cells), np.int64))
+        return counts[-1]
+
+    wrong = _over_stretches(stretch, examples.inputs.numel(), histograms)
+    return torch.from_numpy(np.sum(counts, axis=(0, 1))), not any(wrong)
+
+
+def accumulate(
+    examples: Examples, loss: str, mu: float, table: Tensor, cells: int, scale: float, with_gradient: bool
+) -> tuple[float, Tensor | None]:
+    """Σ wᵢ Lᵢ · table(gᵢ), summed in the same order for any number of threads, and its gradient times `scale`."""
+    gradient = _empty_like(examples.inputs) if with_gradient else None
+    into = _memory(gradient)[0] if gradient is not None else _memory(examples.inputs)[0][:0]
+    fixed = (
+        *_arguments(examples),
+        *_spread(examples.weight, _NO_WEIGHT),
+        *_dimensions(examples),
+        _LOSSES[loss],
+        np.float32(mu),
+        cells,
+        table.to(torch.float32).contiguous().numpy(),
+        np.float32(scale),
+    )
+
+    def stretch(start: int, stop: int, _: None) -> float:
+        return float(blocks.accumulate(*fixed, start, stop, into))
+
+    return sum(_over_stretches(stretch, examples.inputs.numel(), lambda: None)), gradient
+
+
+def _arguments(examples: Examples) -> tuple[Any, ...]:
+    inputs, kind = _memory(examples.inputs)
+    targets, target_kind = _memory(examples.targets)
+    return inputs, kind, targets, target_kind, examples.index_targets, *_spread(examples.valid, _NOTHING)
+
+
+def _dimensions(examples: Examples) -> tuple[int, int]:
+    return examples.inputs.shape[1], examples.inputs.shape[2]
+
+
+def _memory(tensor: Tensor) -> tuple[np.ndarray[Any, Any], int]:
+    """A contiguous tensor's numbers in one dimension, and how to read them."""
+    kind = _KINDS.get(tensor.dtype, blocks.FLOAT32)
+    flat = tensor.detach().view(-1)
+    if kind != blocks.FLOAT32:
+        flat = flat.view(torch.uint16)
+    elif tensor.dtype == torch.bool:
+        flat = flat.view(torch.uint8)
+    return flat.numpy(), kind
+
+
+def _spread(spread: Spread | None, nothing: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
+    return (nothing, blocks.BY_NOTHING) if spread is None else (_memory(spread.values)[0], spread.by)
+
+
+def _over_stretches(work: Callable[[int, int, Any], Any], size: int, own: Callable[[], Any]) -> list[Any]:
+    """`work(start, stop, own())` over the examples, in the calling thread and helpers; results in order.
+
+    Threads of our own and not OpenMP's: torch brings its OpenMP along, and the workers of a second one would wait for
+    work on the cores that the first one needs.
+    """
+    starts = range(0, size, _STRETCH)
+    results: list[Any] = [None] * len(starts)
+    pending = collections.deque(enumerate(starts))
+
+    def drain() -> None:
+        mine = own()
+        while True:
+            try:
+                at, start = pending.popleft()
+            except IndexError:
+                return
+            results[at] = work(start, min(size, start + _STRETCH), mine)
+
+    helpers = min(torch.get_num_threads(), len(starts)) - 1
+    if helpers <= 0:
+        drain()
+    else:
+        running = [_pool(os.getpid(), helpers).submit(drain) for _ in range(helpers)]
+        drain()
+        for helper in running:
+            helper.result()
+    return results
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(process: int, helpers: int) -> ThreadPoolExecutor:
+    """The helper threads, anew in a forked process, which inherits none."""
+    return ThreadPoolExecutor(helpers, thread_name_prefix="ghmdet")
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    """An empty tensor in huge pages where Linux gives them on request: a fresh 38 MB cost 9,400 page faults otherwise,
+    about as much time as the loss itself."""
+    empty = torch.empty_like(tensor)
+    size = empty.numel() * empty.element_size()
+    if size >= 4 * 2**20 and sys.platform == "linux":
+        page = 4096
+        start = -(-empty.data_ptr() // page) * page
+        length = (empty.data_ptr() + size - start) // page * page
+        _madvise()(ctypes.c_void_p(start), ctypes.c_size_t(length), 14)  # MADV_HUGEPAGE; a refusal costs nothing
+    return empty
+
+
+@functools.cache
+def _madvise() -> Any:
+    return ctypes.CDLL(None, use_errno=True).madvise
