@@ -25,6 +25,7 @@ __all__ = [
     "check_same_shape",
     "check_tensor",
     "check_valid_and_weight",
+    "is_plain",
     "is_plain_cpu",
     "shape_of",
 ]
@@ -35,19 +36,22 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-def is_plain_cpu(*tensors: Tensor | None) -> bool:
-    """True where values can be read at no cost: real tensors in main memory, run eagerly, not traced or transformed."""
+def is_plain(*tensors: Tensor | None) -> bool:
+    """True for real tensors that run eagerly: not traced, faked, or wrapped by a function transform."""
     if torch.compiler.is_compiling():
         return False
     return all(
         tensor is None
         or (
-            type(tensor) in (Tensor, torch.nn.Parameter)
-            and tensor.device.type == "cpu"
-            and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+            type(tensor) in (Tensor, torch.nn.Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         )
         for tensor in tensors
     )
+
+
+def is_plain_cpu(*tensors: Tensor | None) -> bool:
+    """True where values can be read at no cost: such tensors, in main memory."""
+    return all(tensor is None or tensor.device.type == "cpu" for tensor in tensors) and is_plain(*tensors)
 
 
 def check_integer_at_least(name: str, value: Any, least: int) -> None:
@@ -148,6 +152,4 @@ def check_class_indices(targets: Tensor, least: int, classes: int, valid: Tensor
     if valid is not None:
         wrong &= valid
     if wrong.any():
-        raise ValueError(
-            f"class indices must be in [0, {classes}){meaning}, got {targets[wrong][0].item()}"
-        )
+        raise ValueError(f"class indices must be in [0, {classes}){meaning}, got {targets[wrong][0].item()}")

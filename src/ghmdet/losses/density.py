@@ -70,6 +70,7 @@ def harmonizing_weights(
     normalizer: str,
     max_weight: float | None,
     ranks: int = 1,
+    advanced: bool = False,
 ) -> Tensor:
     """1 / GD as a table for `look_up`: one entry a unit region, or one an edge of the fine histogram; float64.
 
@@ -77,12 +78,15 @@ def harmonizing_weights(
         counts: R, this call's valid examples in each cell, over all ranks.
         smoothed: S, the moving average of R; where it holds nothing, R stands for it. None for no average.
         max_weight: the largest β = N / GD allowed, N being `counts.sum()`.
+        advanced: `smoothed` holds these counts already, so that it has something wherever they have.
         ranks: W, what a share of the loss is multiplied by so that the mean over ranks is the loss.
     """
-    gd = _density(counts.double(), counts, bins, density, normalizer)
-    if smoothed is not None:
-        stored = _density(smoothed, counts, bins, density, normalizer)
-        gd = torch.where(stored > 0, stored, gd)
+    if smoothed is None:
+        gd = _density(counts.double(), counts, bins, density, normalizer)
+    else:
+        gd = _density(smoothed, counts, bins, density, normalizer)
+        if not advanced:
+            gd = torch.where(gd > 0, gd, _density(counts.double(), counts, bins, density, normalizer))
     if max_weight is not None:
         gd = torch.maximum(gd, counts.sum() / max_weight)  # β = N / GD ≤ max_weight
     return torch.where(gd > 0, ranks / gd, 0)

@@ -10,11 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from ghmdet.losses import checks, functional
+from ghmdet.losses import checks
+from ghmdet.losses.binary import binary_harmonized
 from ghmdet.losses.density import harmonizing_weights
+from ghmdet.losses.ranks import Sync, number_of_ranks, sum_over_ranks
+from ghmdet.losses.residual import residual_harmonized
+from ghmdet.losses.softmax import softmax_harmonized
+from ghmdet.losses.weighting import cells_of, check_settings, harmonized_sum, norm_weights
 
 __all__ = ["GHMC", "GHMR", "Harmonizer", "SoftmaxGHMC"]
 
@@ -52,11 +56,11 @@ class Harmonizer(nn.Module):
         *,
         density: str = "regions",
         normalizer: str = "regions",
-        sync: bool | dist.ProcessGroup = True,
+        sync: Sync = True,
         max_weight: float | None = None,
     ) -> None:
         super().__init__()
-        functional.check_settings(bins, density, normalizer, max_weight)
+        check_settings(bins, density, normalizer, max_weight)
         checks.check_momentum(momentum)
         self.bins = bins
         self.momentum = float(momentum)
@@ -64,25 +68,24 @@ class Harmonizer(nn.Module):
         self.normalizer = normalizer
         self.sync = sync
         self.max_weight = max_weight
-        self.cells = functional.cells_of(bins, density)
+        self.cells = cells_of(bins, density)
         self.register_buffer("smoothed_counts", torch.zeros(self.cells, dtype=torch.float64))
 
     def forward(self, gradient_norm: Tensor, valid: Tensor | None = None) -> Tensor:
-        return functional.norm_weights(gradient_norm, valid, self.cells, self.table)
+        return norm_weights(gradient_norm, valid, self.cells, self.table)
 
     def harmonize(
         self, loss: Tensor, gradient_norm: Tensor, valid: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
         """Σᵢ wᵢ Lᵢ / GD(gᵢ) over the valid examples. What stands in other places is kept out, NaN included."""
-        return functional.harmonized_sum(loss, gradient_norm, valid, weight, self.cells, self.table)
+        return harmonized_sum(loss, gradient_norm, valid, weight, self.cells, self.table)
 
     def table(self, counts: Tensor) -> Tensor:
         """The weights for this call's counts, int64 (cells,); in training, one step of the moving average."""
-        ranks = self._ranks()
-        if self.training and torch.is_grad_enabled():
-            if ranks > 1:
-                dist.all_reduce(counts, group=self._group())
-            self._advance(counts)
+        ranks = number_of_ranks(self.sync)
+        advance = self.training and torch.is_grad_enabled()
+        if advance:
+            self._advance(sum_over_ranks(counts, self.sync))
         else:
             counts = counts * ranks  # nothing is communicated: the other ranks are taken to be like this one
         return harmonizing_weights(
@@ -93,23 +96,14 @@ class Harmonizer(nn.Module):
             normalizer=self.normalizer,
             max_weight=self.max_weight,
             ranks=ranks,
+            advanced=advance,
         )
 
     @torch.no_grad()
     def _advance(self, counts: Tensor) -> None:
-        held = self.smoothed_counts
-        found = counts.to(held.dtype)
-        blended = held * self.momentum + found * (1 - self.momentum)  # S = αS + (1 − α)R
-        blended = torch.where(held.sum() > 0, blended, found)  # the first examples seen
-        held.copy_(torch.where(found.sum() > 0, blended, held))  # no example on any rank: nothing was learned
-
-    def _group(self) -> dist.ProcessGroup | None:
-        return None if isinstance(self.sync, bool) else self.sync
-
-    def _ranks(self) -> int:
-        if self.sync is False or not dist.is_available() or not dist.is_initialized():
-            return 1
-        return dist.get_world_size(self._group())
+        held, found = self.smoothed_counts, counts.to(self.smoothed_counts.dtype)
+        rate = 1 - self.momentum * held.any()  # S = αS + (1 − α)R; the first examples seen make S = R
+        held.lerp_(found, (rate * found.any()).to(held.dtype))  # no example on any rank: S stays
 
     def reset(self) -> None:
         """Forgets the moving average; the next training call starts it anew."""
@@ -179,7 +173,7 @@ class GHMC(_Harmonized):
         density: str = "regions",
         normalizer: str = "regions",
         class_dim: int = -1,
-        sync: bool | dist.ProcessGroup = True,
+        sync: Sync = True,
         max_weight: float | None = None,
     ) -> None:
         if isinstance(class_dim, bool) or not isinstance(class_dim, int):
@@ -193,7 +187,7 @@ class GHMC(_Harmonized):
         self, inputs: Tensor, targets: Tensor, valid: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
         h = self.harmonizer
-        return functional.binary_harmonized(inputs, targets, valid, weight, self.class_dim, h.cells, h.table)
+        return binary_harmonized(inputs, targets, valid, weight, self.class_dim, h.cells, h.table)
 
 
 class GHMR(_Harmonized):
@@ -216,7 +210,7 @@ class GHMR(_Harmonized):
         *,
         density: str = "regions",
         normalizer: str = "regions",
-        sync: bool | dist.ProcessGroup = True,
+        sync: Sync = True,
         max_weight: float | None = None,
     ) -> None:
         checks.check_positive("mu", mu)
@@ -229,7 +223,7 @@ class GHMR(_Harmonized):
         self, inputs: Tensor, targets: Tensor, valid: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
         h = self.harmonizer
-        return functional.residual_harmonized(inputs, targets, valid, weight, self.mu, h.cells, h.table)
+        return residual_harmonized(inputs, targets, valid, weight, self.mu, h.cells, h.table)
 
     def extra_repr(self) -> str:
         return f"mu={self.mu}"
@@ -242,7 +236,7 @@ class SoftmaxGHMC(_Harmonized):
     to the logits: 0 where the true class is certain, 1 where it is excluded.
 
     `criterion(inputs, targets, valid=None, weight=None)` returns a scalar; shapes are those of
-    `torch.nn.functional.cross_entropy`: inputs (N, C, …), targets (N, …) integer classes, `ignore_index` where none;
+    `torch.nn.cross_entropy`: inputs (N, C, …), targets (N, …) integer classes, `ignore_index` where none;
     `valid` and `weight` have the targets' shape or broadcast to it.
 
     The other arguments are `Harmonizer`'s.
@@ -256,7 +250,7 @@ class SoftmaxGHMC(_Harmonized):
         ignore_index: int = -100,
         density: str = "regions",
         normalizer: str = "regions",
-        sync: bool | dist.ProcessGroup = True,
+        sync: Sync = True,
         max_weight: float | None = None,
     ) -> None:
         super().__init__(
@@ -268,4 +262,4 @@ class SoftmaxGHMC(_Harmonized):
         self, inputs: Tensor, targets: Tensor, valid: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
         h = self.harmonizer
-        return functional.softmax_harmonized(inputs, targets, valid, weight, self.ignore_index, h.cells, h.table)
+        return softmax_harmonized(inputs, targets, valid, weight, self.ignore_index, h.cells, h.table)

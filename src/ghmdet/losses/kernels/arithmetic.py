@@ -40,20 +40,20 @@ def jit(*fast: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 @intrinsic
-def float_of(context, bits):  # type: ignore[no-untyped-def]
+def float_of(context, bits):
     """The float32 whose bits these are."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.uint32), generate
 
 
 @intrinsic
-def bits_of(context, value):  # type: ignore[no-untyped-def]
+def bits_of(context, value):
     """The bits of a float32."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.IntType(32))
 
     return types.uint32(types.float32), generate

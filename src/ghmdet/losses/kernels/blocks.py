@@ -22,12 +22,12 @@ from ghmdet.losses.kernels.arithmetic import (
     u32,
 )
 
-__all__ = ["ASL1", "BFLOAT16", "BINARY", "FLOAT16", "FLOAT32", "HISTOGRAMS", "accumulate", "count"]
+__all__ = ["ASL1", "BFLOAT16", "BINARY", "FLOAT16", "FLOAT32", "FOCAL", "HISTOGRAMS", "accumulate", "count"]
 
 BLOCK = 1024
 HISTOGRAMS = 4  # increments of one counter wait for each other; four histograms in turn do not
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # how the inputs' memory is read; the last two lie there as uint16
-BINARY, ASL1 = 0, 1  # which loss
+BINARY, ASL1, FOCAL = 0, 1, 2  # which loss; its parameter is μ for ASL1, α for focal loss
 BY_ELEMENT, BY_POSITION, BY_CLASS, BY_NOTHING = 0, 1, 2, 3  # as in layout.py; 3: there is no such tensor
 IGNORED = f32(-1e30)  # a logit whose probability, gradient and loss are exactly 0
 
@@ -70,11 +70,11 @@ def spread(source, by, start, classes, inner, into, n):
 
 
 @jit()
-def place_classes(targets, start, classes, inner, t, n):
+def place_classes(indices, start, classes, inner, t, n):
     """Puts 1 where an example is its position's class; `t` holds 0 elsewhere."""
     if inner == 1:
         for row in range(start // classes, (start + n - 1) // classes + 1):
-            k = targets[row]
+            k = indices[row]
             at = row * classes + k - start
             if 0 <= k < classes and 0 <= at < n:
                 t[at] = f32(1)
@@ -84,29 +84,29 @@ def place_classes(targets, start, classes, inner, t, n):
         row = (start + i) // inner
         at = (start + i) - row * inner
         m = min(inner - at, n - i)
-        block = targets[(row // classes) * inner + at :][:m]
+        block = indices[(row // classes) * inner + at :][:m]
         for j in range(m):
             t[i + j] = f32(1) if block[j] == row % classes else f32(0)
         i += m
 
 
 @jit()
-def load(inputs, kind, targets, target_kind, indexed, valid, valid_by, start, classes, inner, loss, x, t, mask, n):
+def load(inputs, kind, targets, target_kind, indices, valid, valid_by, start, classes, inner, loss, x, t, mask, n):
     """Reads a block of inputs and targets; returns how many of its examples are ignored.
 
     Ignored examples get numbers with gradient norm 0, gradient 0 and loss 0: the caller takes them out of cell 0.
     """
     read(inputs[start : start + n], kind, x)
-    if indexed:
+    if indices.shape[0] > 0:
         t[:n] = f32(0)
-        place_classes(targets, start, classes, inner, t, n)
+        place_classes(indices, start, classes, inner, t, n)
     else:
         read(targets[start : start + n], target_kind, t)
     if valid_by == BY_NOTHING:
         return 0
     spread(valid, valid_by, start, classes, inner, mask, n)
     kept = 0
-    nothing = IGNORED if loss == BINARY else f32(0)
+    nothing = f32(0) if loss == ASL1 else IGNORED
     for i in range(n):
         on = mask[i] != 0
         kept += on
@@ -144,11 +144,23 @@ def binary_terms(x, t, scale, position, gradient, loss, n):
 
 
 @jit("contract")
+def focal_terms(t, alpha, gradient, loss, n):
+    """From cross-entropy's terms those of αₜ g² CE, g = |p − t|: its gradient is ± αₜ g² (g + 2(1 − g) CE)."""
+    for i in range(n):
+        g = abs(gradient[i])
+        factor = (f32(1) - alpha + (f32(2) * alpha - f32(1)) * t[i]) * g * g
+        size = factor * (g + f32(2) * (f32(1) - g) * loss[i])
+        gradient[i] = size if gradient[i] >= f32(0) else -size
+        loss[i] *= factor
+
+
+@jit("contract")
 def asl1_positions(x, t, mu, scale, position, n):
     """g · scale for each example, g = |d| / √(d² + μ²), d = x − t."""
     for i in range(n):
         d = x[i] - t[i]
-        position[i] = abs(d) / np.sqrt(d * d + mu * mu) * scale
+        root = np.sqrt(d * d + mu * mu)
+        position[i] = abs(d * (f32(1) / (root * (root + mu))) * (root + mu)) * scale
 
 
 @jit("contract")
@@ -157,9 +169,11 @@ def asl1_terms(x, t, mu, scale, position, gradient, loss, n):
     for i in range(n):
         d = x[i] - t[i]
         root = np.sqrt(d * d + mu * mu)
-        gradient[i] = d / root
-        position[i] = abs(d) / root * scale
-        loss[i] = d * d / (root + mu)
+        q = d * (f32(1) / (root * (root + mu)))  # one division serves both quotients
+        g = q * (root + mu)
+        gradient[i] = g
+        position[i] = abs(g) * scale
+        loss[i] = q * root * d
 
 
 @jit()
@@ -179,7 +193,21 @@ def outside_unit(t, n):
 
 @jit()
 def count(
-    inputs, kind, targets, target_kind, indexed, valid, valid_by, classes, inner, loss, mu, cells, start, stop, counts
+    inputs,
+    kind,
+    targets,
+    target_kind,
+    indices,
+    valid,
+    valid_by,
+    classes,
+    inner,
+    loss,
+    parameter,
+    cells,
+    start,
+    stop,
+    counts,
 ):
     """First pass: adds the stretch's examples to `counts` (HISTOGRAMS, cells); returns how many targets are not in
     [0, 1]."""
@@ -187,17 +215,18 @@ def count(
     cell = np.empty(BLOCK, u32)
     mask = np.empty(BLOCK, np.uint8)
     wrong = 0
+    parameter = f32(parameter)
     while start < stop:
         n = min(BLOCK, stop - start)
         ignored = load(
-            inputs, kind, targets, target_kind, indexed, valid, valid_by, start, classes, inner, loss, x, t, mask, n
+            inputs, kind, targets, target_kind, indices, valid, valid_by, start, classes, inner, loss, x, t, mask, n
         )
         if loss == BINARY:
-            if not indexed:
+            if indices.shape[0] == 0:
                 wrong += outside_unit(t, n)
             binary_positions(x, t, f32(cells), position, n)
         else:
-            asl1_positions(x, t, mu, f32(cells), position, n)
+            asl1_positions(x, t, parameter, f32(cells), position, n)
         for i in range(n):
             cell[i] = cell_of(position[i], cells)
         whole = n // 4 * 4
@@ -260,7 +289,7 @@ def accumulate(
     kind,
     targets,
     target_kind,
-    indexed,
+    indices,
     valid,
     valid_by,
     weight,
@@ -268,7 +297,7 @@ def accumulate(
     classes,
     inner,
     loss,
-    mu,
+    parameter,
     cells,
     table,
     scale,
@@ -282,13 +311,17 @@ def accumulate(
     factors = np.empty(BLOCK, f32)
     mask = np.empty(BLOCK, np.uint8)
     total = 0.0
+    parameter = f32(parameter)
+    scale = f32(scale)
     while start < stop:
         n = min(BLOCK, stop - start)
-        load(inputs, kind, targets, target_kind, indexed, valid, valid_by, start, classes, inner, loss, x, t, mask, n)
-        if loss == BINARY:
+        load(inputs, kind, targets, target_kind, indices, valid, valid_by, start, classes, inner, loss, x, t, mask, n)
+        if loss != ASL1:
             binary_terms(x, t, f32(cells), position, gradient, losses, n)
+            if loss == FOCAL:
+                focal_terms(t, parameter, gradient, losses, n)
         else:
-            asl1_terms(x, t, mu, f32(cells), position, gradient, losses, n)
+            asl1_terms(x, t, parameter, f32(cells), position, gradient, losses, n)
         weights_of(position, table, cells, weights, n)
         if weight_by != BY_NOTHING:
             spread(weight, weight_by, start, classes, inner, factors, n)

@@ -22,30 +22,31 @@ __all__ = ["accumulate", "count"]
 
 _STRETCH = 128 * 1024  # examples a thread takes at a time: enough to pay for the taking
 _KINDS = {torch.float32: blocks.FLOAT32, torch.bfloat16: blocks.BFLOAT16, torch.float16: blocks.FLOAT16}
-_LOSSES = {"binary": blocks.BINARY, "asl1": blocks.ASL1}
+_LOSSES = {"binary": blocks.BINARY, "asl1": blocks.ASL1, "focal": blocks.FOCAL}
+Numbers = np.ndarray[Any, Any]
 _NOTHING = np.zeros(0, np.uint8)
+_NO_INDICES = np.zeros(0, np.int64)
 _NO_WEIGHT = np.zeros(0, np.float32)
 
 
-def count(examples: Examples, loss: str, mu: float, cells: int) -> tuple[Tensor, bool]:
+def count(examples: Examples, loss: str, parameter: float, cells: int) -> tuple[Tensor, bool]:
     """R, int64 (cells,), and whether all dense targets are in [0, 1]."""
-    arguments = _arguments(examples)
-    flags = (_LOSSES[loss], np.float32(mu), cells)
-    counts: list[np.ndarray[Any, Any]] = []
+    fixed = (*_arguments(examples), *examples.inputs.shape[1:], _LOSSES[loss], parameter, cells)
+    histograms: list[Numbers] = []
 
-    def stretch(start: int, stop: int, own: np.ndarray[Any, Any]) -> int:
-        return int(blocks.count(*arguments, *_dimensions(examples), *flags, start, stop, own))
+    def own_histogram() -> Numbers:
+        histograms.append(np.zeros((blocks.HISTOGRAMS, cells), np.int64))
+        return histograms[-1]
 
-    def histograms() -> np.ndarray[Any, Any]:
-        counts.append(np.zeros((blocks.HISTOGRAMS, cells), np.int64))
-        return counts[-1]
+    def stretch(start: int, stop: int, histogram: Numbers) -> int:
+        return int(blocks.count(*fixed, start, stop, histogram))
 
-    wrong = _over_stretches(stretch, examples.inputs.numel(), histograms)
-    return torch.from_numpy(np.sum(counts, axis=(0, 1))), not any(wrong)
+    wrong = _over_stretches(stretch, examples.inputs.numel(), own_histogram)
+    return torch.from_numpy(sum(h.sum(0) for h in histograms)), not any(wrong)
 
 
 def accumulate(
-    examples: Examples, loss: str, mu: float, table: Tensor, cells: int, scale: float, with_gradient: bool
+    examples: Examples, loss: str, parameter: float, table: Tensor, cells: int, scale: float, with_gradient: bool
 ) -> tuple[float, Tensor | None]:
     """Σ wᵢ Lᵢ · table(gᵢ), summed in the same order for any number of threads, and its gradient times `scale`."""
     gradient = _empty_like(examples.inputs) if with_gradient else None
@@ -53,12 +54,12 @@ def accumulate(
     fixed = (
         *_arguments(examples),
         *_spread(examples.weight, _NO_WEIGHT),
-        *_dimensions(examples),
+        *examples.inputs.shape[1:],
         _LOSSES[loss],
-        np.float32(mu),
+        parameter,
         cells,
-        table.to(torch.float32).contiguous().numpy(),
-        np.float32(scale),
+        table.float().numpy(),
+        scale,
     )
 
     def stretch(start: int, stop: int, _: None) -> float:
@@ -69,18 +70,17 @@ def accumulate(
 
 def _arguments(examples: Examples) -> tuple[Any, ...]:
     inputs, kind = _memory(examples.inputs)
-    targets, target_kind = _memory(examples.targets)
-    return inputs, kind, targets, target_kind, examples.index_targets, *_spread(examples.valid, _NOTHING)
+    if examples.index_targets:
+        targets, target_kind, indices = _NOTHING, blocks.FLOAT32, examples.targets.view(-1).numpy()
+    else:
+        targets, target_kind, indices = *_memory(examples.targets), _NO_INDICES
+    return inputs, kind, targets, target_kind, indices, *_spread(examples.valid, _NOTHING)
 
 
-def _dimensions(examples: Examples) -> tuple[int, int]:
-    return examples.inputs.shape[1], examples.inputs.shape[2]
-
-
-def _memory(tensor: Tensor) -> tuple[np.ndarray[Any, Any], int]:
+def _memory(tensor: Tensor) -> tuple[Numbers, int]:
     """A contiguous tensor's numbers in one dimension, and how to read them."""
     kind = _KINDS.get(tensor.dtype, blocks.FLOAT32)
-    flat = tensor.detach().view(-1)
+    flat = tensor.view(-1)
     if kind != blocks.FLOAT32:
         flat = flat.view(torch.uint16)
     elif tensor.dtype == torch.bool:
@@ -88,7 +88,7 @@ def _memory(tensor: Tensor) -> tuple[np.ndarray[Any, Any], int]:
     return flat.numpy(), kind
 
 
-def _spread(spread: Spread | None, nothing: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
+def _spread(spread: Spread | None, nothing: Numbers) -> tuple[Numbers, int]:
     return (nothing, blocks.BY_NOTHING) if spread is None else (_memory(spread.values)[0], spread.by)
 
 
@@ -98,6 +98,8 @@ def _over_stretches(work: Callable[[int, int, Any], Any], size: int, own: Callab
     Threads of our own and not OpenMP's: torch brings its OpenMP along, and the workers of a second one would wait for
     work on the cores that the first one needs.
     """
+    if size <= _STRETCH:
+        return [work(0, size, own())]
     starts = range(0, size, _STRETCH)
     results: list[Any] = [None] * len(starts)
     pending = collections.deque(enumerate(starts))
@@ -112,13 +114,10 @@ def _over_stretches(work: Callable[[int, int, Any], Any], size: int, own: Callab
             results[at] = work(start, min(size, start + _STRETCH), mine)
 
     helpers = min(torch.get_num_threads(), len(starts)) - 1
-    if helpers <= 0:
-        drain()
-    else:
-        running = [_pool(os.getpid(), helpers).submit(drain) for _ in range(helpers)]
-        drain()
-        for helper in running:
-            helper.result()
+    running = [_pool(os.getpid(), helpers).submit(drain) for _ in range(helpers)]
+    drain()
+    for helper in running:
+        helper.result()
     return results
 
 

@@ -22,7 +22,7 @@ _BLOCK = 64 * 1024
 Slices = tuple[slice, slice, slice]
 
 
-def count(examples: Examples, loss: str, mu: float, cells: int) -> tuple[Tensor, bool]:
+def count(examples: Examples, loss: str, parameter: float, cells: int) -> tuple[Tensor, bool]:
     """R, int64 (cells,), and whether all dense targets are in [0, 1]."""
     counts = torch.zeros(cells, dtype=torch.int64)
     in_range = True
@@ -30,13 +30,13 @@ def count(examples: Examples, loss: str, mu: float, cells: int) -> tuple[Tensor,
         x, t, valid = _load(examples, place)
         if loss == "binary" and not examples.index_targets:
             in_range = in_range and not bool(((t < 0) | (t > 1)).any())
-        norm = (_probability_error(x, t) if loss == "binary" else _asl1(x - t, mu)[0]).abs_()
+        norm = (_probability_error(x, t) if loss == "binary" else _asl1(x - t, parameter)[0]).abs_()
         counts += cell_counts(cell_index(norm, cells), cells, valid)
     return counts, in_range
 
 
 def accumulate(
-    examples: Examples, loss: str, mu: float, table: Tensor, cells: int, scale: float, with_gradient: bool
+    examples: Examples, loss: str, parameter: float, table: Tensor, cells: int, scale: float, with_gradient: bool
 ) -> tuple[float, Tensor | None]:
     """Σ wᵢ Lᵢ · table(gᵢ), and its gradient times `scale`."""
     total = 0.0
@@ -45,9 +45,11 @@ def accumulate(
     for place in _blocks(examples):
         x, t, valid = _load(examples, place)
         if loss == "binary":
-            gradient, losses = _probability_error(x, t), F.binary_cross_entropy_with_logits(x, t, reduction="none")
+            gradient, losses = _binary(x, t)
+        elif loss == "focal":
+            gradient, losses = _focal(x, t, parameter)
         else:
-            gradient, losses = _asl1(x - t, mu)
+            gradient, losses = _asl1(x - t, parameter)
         weights = look_up(table, gradient.abs(), cells)
         if examples.weight is not None:
             weights = weights * _part(examples.weight, place)
@@ -92,6 +94,19 @@ def _load(examples: Examples, place: Slices) -> tuple[Tensor, Tensor, Tensor | N
 def _probability_error(x: Tensor, t: Tensor) -> Tensor:
     """p − t without the rounding of 1 − p: p(1 − t) − (1 − p)t."""
     return (x.sigmoid() * (1 - t)).sub_((-x).sigmoid_().mul_(t))
+
+
+def _binary(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient p − t and cross-entropy."""
+    return _probability_error(x, t), F.binary_cross_entropy_with_logits(x, t, reduction="none")
+
+
+def _focal(x: Tensor, t: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Focal loss of γ = 2, αₜ g² CE with g = |p − t|, and its gradient ± αₜ g² (g + 2(1 − g) CE)."""
+    error, losses = _binary(x, t)
+    g = error.abs()
+    factor = (1 - alpha + (2 * alpha - 1) * t).mul_(g).mul_(g)
+    return factor * torch.copysign(g + 2 * (1 - g) * losses, error), factor * losses
 
 
 def _asl1(d: Tensor, mu: float) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,51 @@
+"""Mutually exclusive classes: cross-entropy over a softmax, harmonized."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ghmdet.losses import checks
+from ghmdet.losses.binary import safe_indices
+from ghmdet.losses.weighting import TableOf, at_least_float32, counted_sum
+
+__all__ = ["softmax_harmonized"]
+
+
+def softmax_harmonized(
+    logits: Tensor,
+    targets: Tensor,
+    valid: Tensor | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    cells: int,
+    table_of: TableOf,
+) -> Tensor:
+    """SoftmaxGHMC with the weights that `table_of` makes of the counts."""
+    checks.check_floating("inputs", logits)
+    checks.check_tensor("targets", targets)
+    shape = checks.shape_of(logits)
+    positions = shape[:1] + shape[2:] if len(shape) > 1 else ()
+    if not shape or targets.shape != positions:
+        raise ValueError(
+            f"targets must be class indices of the inputs' shape {shape} without dimension "
+            f"{1 if len(shape) > 1 else 0}, {positions}, got {checks.shape_of(targets)}"
+        )
+    checks.check_index_targets(targets, positions, f"class indices, {ignore_index} where ignored")
+    checks.check_valid_and_weight(valid, weight, targets)
+    checks.check_devices(logits.device, targets=targets, valid=valid, weight=weight)
+    counted = targets != ignore_index
+    if valid is not None:
+        counted = counted & valid
+    class_dim = 1 if len(shape) > 1 else 0
+    classes = shape[class_dim]
+    if checks.is_plain_cpu(logits, targets, valid, weight):
+        meaning = f", or {ignore_index} where ignored"
+        checks.check_class_indices(targets, 0, classes, counted, meaning)
+    x = at_least_float32(logits)
+    x = torch.where(counted.unsqueeze(class_dim), x, 0)
+    known, fault = safe_indices(torch.where(counted, targets, 0), 0, classes)
+    loss = F.cross_entropy(x, known, reduction="none") + fault.to(x.dtype)
+    norm = -torch.expm1(-loss.detach())  # 1 − p_y, exact also where p_y is near 1
+    return counted_sum(loss, norm, counted, weight, cells, table_of)
