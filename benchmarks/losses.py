@@ -14,6 +14,7 @@ On a GPU there is one process, the times are the device's own, and the peak of m
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -42,7 +43,7 @@ def region_loop(logits: Tensor, targets: Tensor, bins: int = 30) -> Tensor:
     edges[-1] += 1e-6
     weights = torch.zeros_like(logits)
     occupied = 0
-    for low, high in zip(edges[:-1], edges[1:]):
+    for low, high in itertools.pairwise(edges):
         inside = (g >= low) & (g < high)
         number = inside.sum().item()
         if number > 0:
@@ -231,7 +232,6 @@ def report(asked: argparse.Namespace) -> None:
     threads = f"{torch.get_num_threads()} threads"
     print(f"{asked.positions} x {asked.classes} logits, forward and backward, torch {torch.__version__}, {threads}")
     results: dict[str, Any] = {}
-    examples = asked.positions * asked.classes
     for name, environment in (("as it comes", {}), ("raised", RAISED)):
         print(f"\nallocator {name}")
         results[name] = in_own_process("times", environment)

@@ -1,10 +1,11 @@
 """Under a compiler's trace and on fake tensors the losses are the same formulas, with nothing read from a device."""
 
 import copy
+import shutil
 
 import pytest
 import torch
-from cases import each_loss
+from cases import LOSSES, each_loss
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ghmdet
@@ -72,6 +73,13 @@ def assert_compiled_is_eager(loss, backend, density="regions"):
 @each_loss
 def test_a_compiled_loss_is_the_eager_one_with_its_gradient_and_its_memory(loss):
     assert_compiled_is_eager(loss, "aot_eager")
+
+
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="torch's inductor needs a C++ compiler"
+)
+def test_machine_code_from_inductor_is_the_eager_one():
+    assert_compiled_is_eager(LOSSES["GHMC with class indices"], "inductor")
 
 
 @each_loss

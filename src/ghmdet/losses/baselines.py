@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ghmdet.losses import checks
 from ghmdet.losses.binary import binary_losses, binary_sum, check_binary, focal_sum
-from ghmdet.losses.ranks import Sync, number_of_ranks, sum_over_ranks
+from ghmdet.losses.ranks import Sync, check_sync, number_of_ranks, sum_over_ranks
 from ghmdet.losses.residual import asl1, check_residual
 from ghmdet.losses.weighting import at_least_float32, weighted_sum
 
@@ -48,6 +48,7 @@ class CrossEntropy(nn.Module):
 
     def __init__(self, scale: float = 20.0, *, class_dim: int = -1, sync: Sync = True) -> None:
         super().__init__()
+        check_sync(sync)
         checks.check_positive("scale", scale)
         self.scale, self.class_dim, self.sync = scale, class_dim, sync
 
@@ -60,7 +61,7 @@ class CrossEntropy(nn.Module):
         *,
         levels: Sequence[int] | None = None,
     ) -> Tensor:
-        valid, weight, class_dim = check_binary(inputs, targets, valid, weight, self.class_dim)
+        targets, valid, weight, class_dim = check_binary(inputs, targets, valid, weight, self.class_dim)
         counted = torch.ones((), dtype=torch.bool, device=inputs.device) if valid is None else valid
         counted = counted.expand_as(inputs).sum(class_dim)  # valid examples at each position
         positions = counted.shape[-1] if counted.dim() else 1
@@ -85,6 +86,7 @@ class FocalLoss(nn.Module):
 
     def __init__(self, alpha: float = 0.25, gamma: float = 2.0, *, class_dim: int = -1, sync: Sync = True) -> None:
         super().__init__()
+        check_sync(sync)
         if not 0 < alpha < 1:
             raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
         if not gamma >= 0:
@@ -94,7 +96,7 @@ class FocalLoss(nn.Module):
     def forward(
         self, inputs: Tensor, targets: Tensor, valid: Tensor | None = None, weight: Tensor | None = None
     ) -> Tensor:
-        valid, weight, class_dim = check_binary(inputs, targets, valid, weight, self.class_dim)
+        targets, valid, weight, class_dim = check_binary(inputs, targets, valid, weight, self.class_dim)
         positive = targets > 0 if targets.dim() == inputs.dim() else targets >= 0
         if targets.dim() == inputs.dim():
             positive = (positive if valid is None else positive & valid).any(class_dim) if inputs.dim() else positive
@@ -117,6 +119,7 @@ class OHEM(nn.Module):
 
     def __init__(self, keep: int = 128, iou: float = 0.7, *, sync: Sync = True) -> None:
         super().__init__()
+        check_sync(sync)
         checks.check_integer_at_least("keep", keep, 1)
         checks.check_positive("iou", iou)
         self.keep, self.iou, self.sync = keep, iou, sync
@@ -137,7 +140,7 @@ class OHEM(nn.Module):
                 "inputs must be (images, anchors, classes) and boxes (anchors, 4) or (images, anchors, 4), got "
                 f"{checks.shape_of(inputs)} and {checks.shape_of(boxes)}"
             )
-        valid, weight, class_dim = check_binary(inputs, targets, valid, weight, -1)
+        targets, valid, weight, class_dim = check_binary(inputs, targets, valid, weight, -1)
         counts = valid if valid is not None else torch.ones((), dtype=torch.bool, device=inputs.device)
         counts = counts.expand_as(inputs)
         with torch.no_grad():
@@ -175,6 +178,7 @@ class SmoothL1(nn.Module):
 
     def __init__(self, delta: float = 1 / 9, *, sync: Sync = True) -> None:
         super().__init__()
+        check_sync(sync)
         checks.check_positive("delta", delta)
         self.delta, self.sync = delta, sync
 
@@ -191,7 +195,8 @@ class ASL1(nn.Module):
 
     def __init__(self, mu: float = 0.02, *, sync: Sync = True) -> None:
         super().__init__()
-        checks.check_positive("mu", mu)
+        check_sync(sync)
+        checks.check_mu(mu)
         self.mu, self.sync = mu, sync
 
     def forward(

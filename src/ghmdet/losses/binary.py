@@ -15,23 +15,25 @@ from torch import Tensor
 from ghmdet.losses import checks, kernels
 from ghmdet.losses.weighting import TableOf, at_least_float32, counted_sum, weighted_sum
 
-__all__ = ["binary_harmonized", "binary_losses", "binary_sum", "check_binary", "focal_sum", "safe_indices"]
+__all__ = ["binary_harmonized", "binary_losses", "binary_sum", "check_binary", "focal_sum"]
 
 
 def check_binary(
     logits: Tensor, targets: Tensor, valid: Tensor | None, weight: Tensor | None, class_dim: int
-) -> tuple[Tensor | None, Tensor | None, int]:
-    """Checks what every loss of one-against-rest classification takes. Returns `valid` and `weight` as they broadcast
-    to the logits, and the class dimension counted from the front."""
+) -> tuple[Tensor, Tensor | None, Tensor | None, int]:
+    """Checks what every loss of one-against-rest classification takes. Returns the targets, indices as int64, `valid`
+    and `weight` as they broadcast to the logits, and the class dimension counted from the front."""
     checks.check_floating("inputs", logits)
-    checks.check_tensor("targets", targets)
+    checks.check_real("targets", targets)
+    checks.check_integer("class_dim", class_dim)
     checks.check_no_gradient("targets", targets)
     index_targets, class_dim = _reads_indices(logits, targets, class_dim)
     checks.check_valid_and_weight(valid, weight, logits, checks.shape_of(targets) if index_targets else None)
     checks.check_devices(logits.device, targets=targets, valid=valid, weight=weight)
     if index_targets:
         valid, weight = (_over_classes(tensor, targets, class_dim) for tensor in (valid, weight))
-    return valid, weight, class_dim
+        targets = targets.long()
+    return targets, valid, weight, class_dim
 
 
 def binary_harmonized(
@@ -44,7 +46,7 @@ def binary_harmonized(
     table_of: TableOf,
 ) -> Tensor:
     """GHM-C with the weights that `table_of` makes of the counts."""
-    valid, weight, class_dim = check_binary(logits, targets, valid, weight, class_dim)
+    targets, valid, weight, class_dim = check_binary(logits, targets, valid, weight, class_dim)
     passes = kernels.for_tensors(logits, targets, valid, weight)
     if passes is not None:
         return kernels.binary_harmonized(passes, logits, targets, valid, weight, class_dim, cells, table_of)
@@ -91,15 +93,16 @@ def binary_losses(logits: Tensor, targets: Tensor, valid: Tensor | None, class_d
         t = _dense(targets, valid, x.dtype)
         if readable:
             checks.check_range("targets", t, None)
-        return x, F.binary_cross_entropy_with_logits(x, t, reduction="none")
+        # not binary_cross_entropy_with_logits: at t = 0 it is x − log σ(x), which leaves no digit of an easy negative's
+        return x, t * _softplus(-x) + (1 - t) * _softplus(x)
     if x.numel() == 0:
         return x, x
     known = _known_classes(targets, valid, x, class_dim)
     if readable:
         checks.check_class_indices(known, -1, x.shape[class_dim], None, ", or -1 for no class")
     at, positive, fault = _places(known, x.shape[class_dim], class_dim)
-    negatives = x * 0 - F.logsigmoid(-x)  # log(1 + eˣ); the product makes an infinite logit non-finite on both sides
-    here = torch.where(positive, -F.logsigmoid(x.gather(class_dim, at)), negatives.gather(class_dim, at))
+    negatives = _softplus(x)
+    here = torch.where(positive, _softplus(-x.gather(class_dim, at)), negatives.gather(class_dim, at))
     return x, negatives.scatter(class_dim, at, here + fault.to(x.dtype))
 
 
@@ -115,6 +118,11 @@ def binary_norms(x: Tensor, targets: Tensor, valid: Tensor | None, class_dim: in
     return p.scatter(class_dim, at, torch.where(positive, 1 - p_here, p_here))
 
 
+def _softplus(x: Tensor) -> Tensor:
+    """log(1 + eˣ), NaN for an infinite x on either side, as in torch's cross-entropy of dense targets."""
+    return x * 0 - F.logsigmoid(-x)
+
+
 def _dense(targets: Tensor, valid: Tensor | None, dtype: torch.dtype) -> Tensor:
     t = targets.to(dtype)
     return t if valid is None else torch.where(valid, t, 0)
@@ -128,22 +136,14 @@ def _known_classes(targets: Tensor, valid: Tensor | None, x: Tensor, class_dim: 
 def _places(known: Tensor, classes: int, class_dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Where each position's own class lies along the class dimension, whether it has one, and 0 or NaN to add to its
     loss: NaN where its index lies outside of the classes."""
-    index, fault = safe_indices(known, -1, classes)
+    index, fault = checks.bounded_indices(known, -1, classes)
     return tuple(t.unsqueeze(class_dim) for t in (index.clamp(min=0), index >= 0, fault))  # type: ignore[return-value]
-
-
-def safe_indices(targets: Tensor, least: int, classes: int) -> tuple[Tensor, Tensor]:
-    """The indices clamped into memory's bounds, and what to add to the loss of each: 0, or NaN where it was outside."""
-    inside = (targets >= least) & (targets < classes)
-    return targets.long().clamp(min=least, max=classes - 1), torch.where(inside, 0.0, torch.nan)
 
 
 def _reads_indices(logits: Tensor, targets: Tensor, class_dim: int) -> tuple[bool, int]:
     """Whether the targets are class indices, and the class dimension counted from the front."""
     shape = checks.shape_of(logits)
     if targets.shape == logits.shape:
-        if targets.dtype.is_complex:
-            raise TypeError(f"targets must be real, got {targets.dtype}")
         return False, max(len(shape) - 1, 0)
     if not -len(shape) <= class_dim < len(shape):
         raise ValueError(f"class_dim must be a dimension of the inputs' shape {shape}, got {class_dim}")

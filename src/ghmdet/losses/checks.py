@@ -7,21 +7,28 @@ free of a device's synchronisation: on the CPU, outside of a compiler's or a fak
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import torch
 from torch import Tensor
 
 __all__ = [
+    "bounded_indices",
     "check_class_indices",
     "check_devices",
     "check_floating",
     "check_index_targets",
+    "check_integer",
     "check_integer_at_least",
     "check_momentum",
+    "check_mu",
+    "check_no_gradient",
+    "check_number",
     "check_one_of",
     "check_positive",
     "check_range",
+    "check_real",
     "check_same_shape",
     "check_tensor",
     "check_valid_and_weight",
@@ -54,23 +61,36 @@ def is_plain_cpu(*tensors: Tensor | None) -> bool:
     return all(tensor is None or tensor.device.type == "cpu" for tensor in tensors) and is_plain(*tensors)
 
 
-def check_integer_at_least(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def check_integer(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")
+
+
+def check_integer_at_least(name: str, value: Any, least: int) -> None:
+    check_integer(name, value)
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
-def check_positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be above 0 and finite, got {value}")
+
+
+def check_positive(name: str, value: Any, *, or_infinite: bool = False) -> None:
+    check_number(name, value)
+    if not (value > 0 and (or_infinite or math.isfinite(value))):
+        raise ValueError(f"{name} must be above 0{'' if or_infinite else ' and finite'}, got {value}")
+
+
+def check_mu(value: Any) -> None:
+    check_positive("mu", value)
+    if value < 1e-15:
+        raise ValueError(f"mu must be at least 1e-15, its square must not vanish in float32, got {value}")
 
 
 def check_momentum(value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"momentum must be a number, got {value!r}")
+    check_number("momentum", value)
     if not 0 <= value < 1:
         raise ValueError(f"momentum must be in [0, 1), got {value}")
 
@@ -89,6 +109,12 @@ def check_floating(name: str, value: Any) -> None:
     check_tensor(name, value)
     if not value.dtype.is_floating_point:
         raise TypeError(f"{name} must be a floating-point tensor, got {value.dtype}")
+
+
+def check_real(name: str, value: Any) -> None:
+    check_tensor(name, value)
+    if value.dtype.is_complex:
+        raise TypeError(f"{name} must be real, got {value.dtype}")
 
 
 def check_same_shape(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
@@ -113,10 +139,15 @@ def check_index_targets(targets: Tensor, positions: tuple[int, ...], meaning: st
 
 
 def check_valid_and_weight(
-    valid: Tensor | None, weight: Tensor | None, inputs: Tensor, positions: tuple[int, ...] | None = None
+    valid: Tensor | None,
+    weight: Tensor | None,
+    like: Tensor,
+    positions: tuple[int, ...] | None = None,
+    *,
+    owner: str = "the inputs'",
 ) -> None:
-    """`valid` is bool, `weight` floating; each broadcasts to the inputs or has the shape of `positions`."""
-    rule = f"broadcast to the inputs' shape {shape_of(inputs)}"
+    """`valid` is bool, `weight` floating; each broadcasts to the shape of `like` or has the shape of `positions`."""
+    rule = f"broadcast to {owner} shape {shape_of(like)}"
     if positions is not None:
         rule = f"have the targets' shape {positions} or {rule}"
     for name, tensor in (("valid", valid), ("weight", weight)):
@@ -128,7 +159,7 @@ def check_valid_and_weight(
         if name == "weight":
             check_floating(name, tensor)
             check_no_gradient(name, tensor)
-        if tensor.shape != positions and not _broadcasts(shape_of(tensor), shape_of(inputs)):
+        if tensor.shape != positions and not _broadcasts(shape_of(tensor), shape_of(like)):
             raise ValueError(f"{name} must {rule}, got {shape_of(tensor)}")
 
 
@@ -153,3 +184,10 @@ def check_class_indices(targets: Tensor, least: int, classes: int, valid: Tensor
         wrong &= valid
     if wrong.any():
         raise ValueError(f"class indices must be in [0, {classes}){meaning}, got {targets[wrong][0].item()}")
+
+
+def bounded_indices(indices: Tensor, least: int, classes: int) -> tuple[Tensor, Tensor]:
+    """The indices clamped into memory's bounds, and what to add to the loss of each: 0, or NaN where it was outside.
+    For where values are not looked at."""
+    inside = (indices >= least) & (indices < classes)
+    return indices.clamp(min=least, max=classes - 1), torch.where(inside, 0.0, torch.nan)

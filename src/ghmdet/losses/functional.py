@@ -21,7 +21,7 @@ from ghmdet.losses.density import (
 )
 from ghmdet.losses.residual import asl1, residual_harmonized
 from ghmdet.losses.softmax import softmax_harmonized
-from ghmdet.losses.weighting import checked_norm, harmonized_sum, own_weights
+from ghmdet.losses.weighting import at_least_float32, checked_norm, harmonized_sum, own_weights
 
 __all__ = ["asl1_loss", "ghmc_loss", "ghmr_loss", "gradient_density", "harmonize", "region_counts", "softmax_ghmc_loss"]
 
@@ -47,6 +47,8 @@ def gradient_density(g: Tensor, *, epsilon: float, valid: Tensor | None = None, 
     norm, valid = checked_norm(g, valid)
     if method == "exact":
         return gradient_density_sorted(norm, epsilon, valid)
+    if epsilon < 1e-4:
+        raise ValueError(f'epsilon must be at least 1e-4 for a histogram, got {epsilon}; method="exact" sorts')
     cells, scale = fine_cells(epsilon)
     index = cell_index(norm, cells, scale)
     table = window_density(cell_counts(index, cells, valid), epsilon)
@@ -67,14 +69,15 @@ def region_counts(g: Tensor, *, bins: int, valid: Tensor | None = None) -> Tenso
 
 
 def asl1_loss(d: Tensor, *, mu: float = 0.02) -> Tensor:
-    """ASL1(d) = √(d² + μ²) − μ for each d (equation 17), computed as d² / (√(d² + μ²) + μ), which does not cancel.
+    """ASL1(d) = √(d² + μ²) − μ for each d (equation 17), computed as d² / (√(d² + μ²) + μ), which does not cancel:
+    float32, or float64 for float64 `d`.
 
     >>> asl1_loss(torch.tensor([0.0, 0.02, 1.0]), mu=0.02)
     tensor([0.0000, 0.0083, 0.9802])
     """
     checks.check_floating("d", d)
-    checks.check_positive("mu", mu)
-    return asl1(d, mu)
+    checks.check_mu(mu)
+    return asl1(at_least_float32(d), mu)
 
 
 def harmonize(
@@ -132,7 +135,7 @@ def ghmr_loss(
 
     Shapes and the meaning of `valid` and `weight` are `ghmdet.GHMR`'s.
     """
-    checks.check_positive("mu", mu)
+    checks.check_mu(mu)
     table_of, cells = own_weights(bins, density, normalizer, max_weight)
     return residual_harmonized(inputs, targets, valid, weight, mu, cells, table_of)
 

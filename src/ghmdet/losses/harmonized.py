@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ghmdet.losses import checks
 from ghmdet.losses.binary import binary_harmonized
 from ghmdet.losses.density import harmonizing_weights
-from ghmdet.losses.ranks import Sync, number_of_ranks, sum_over_ranks
+from ghmdet.losses.ranks import Sync, check_sync, number_of_ranks, sum_over_ranks
 from ghmdet.losses.residual import residual_harmonized
 from ghmdet.losses.softmax import softmax_harmonized
 from ghmdet.losses.weighting import cells_of, check_settings, harmonized_sum, norm_weights
@@ -62,12 +62,13 @@ class Harmonizer(nn.Module):
         super().__init__()
         check_settings(bins, density, normalizer, max_weight)
         checks.check_momentum(momentum)
-        self.bins = bins
+        check_sync(sync)
+        self.bins = int(bins)
         self.momentum = float(momentum)
         self.density = density
         self.normalizer = normalizer
         self.sync = sync
-        self.max_weight = max_weight
+        self.max_weight = None if max_weight is None else float(max_weight)
         self.cells = cells_of(bins, density)
         self.register_buffer("smoothed_counts", torch.zeros(self.cells, dtype=torch.float64))
 
@@ -91,19 +92,20 @@ class Harmonizer(nn.Module):
         return harmonizing_weights(
             counts,
             self.smoothed_counts,
+            # a training call's counts are in S already; in evaluation S may have faded to less than an example leaves
+            least_stored=0.0 if advance else (1 - self.momentum) / 2,
             bins=self.bins,
             density=self.density,
             normalizer=self.normalizer,
             max_weight=self.max_weight,
             ranks=ranks,
-            advanced=advance,
         )
 
     @torch.no_grad()
     def _advance(self, counts: Tensor) -> None:
         held, found = self.smoothed_counts, counts.to(self.smoothed_counts.dtype)
-        rate = 1 - self.momentum * held.any()  # S = αS + (1 − α)R; the first examples seen make S = R
-        held.lerp_(found, (rate * found.any()).to(held.dtype))  # no example on any rank: S stays
+        rate = 1 - self.momentum * held.any().to(held.dtype)  # S = αS + (1 − α)R; the first examples seen make S = R
+        held.lerp_(found, rate * found.any())  # no example on any rank: S stays
 
     def reset(self) -> None:
         """Forgets the moving average; the next training call starts it anew."""
@@ -118,6 +120,8 @@ class Harmonizer(nn.Module):
         float32's 2²⁴. Where a device has no float64, float32 holds them to 6e-8."""
         held = self.smoothed_counts
         device = fn(held.new_empty(0, dtype=torch.float32)).device
+        if held.is_meta:
+            held = torch.zeros_like(held, device=device)
         self.smoothed_counts = held.to(device, torch.float32 if device.type == "mps" else torch.float64)
         return self
 
@@ -176,8 +180,7 @@ class GHMC(_Harmonized):
         sync: Sync = True,
         max_weight: float | None = None,
     ) -> None:
-        if isinstance(class_dim, bool) or not isinstance(class_dim, int):
-            raise TypeError(f"class_dim must be an integer, got {class_dim!r}")
+        checks.check_integer("class_dim", class_dim)
         super().__init__(
             Harmonizer(bins, momentum, density=density, normalizer=normalizer, sync=sync, max_weight=max_weight)
         )
@@ -213,7 +216,7 @@ class GHMR(_Harmonized):
         sync: Sync = True,
         max_weight: float | None = None,
     ) -> None:
-        checks.check_positive("mu", mu)
+        checks.check_mu(mu)
         super().__init__(
             Harmonizer(bins, momentum, density=density, normalizer=normalizer, sync=sync, max_weight=max_weight)
         )
@@ -253,6 +256,7 @@ class SoftmaxGHMC(_Harmonized):
         sync: Sync = True,
         max_weight: float | None = None,
     ) -> None:
+        checks.check_integer("ignore_index", ignore_index)
         super().__init__(
             Harmonizer(bins, momentum, density=density, normalizer=normalizer, sync=sync, max_weight=max_weight)
         )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Sync", "number_of_ranks", "sum_over_ranks"]
+__all__ = ["Sync", "check_sync", "number_of_ranks", "sum_over_ranks"]
 
 # True: the default process group where there is one; False: this process alone; or a group.
 Sync: TypeAlias = "bool | dist.ProcessGroup"
+
+
+def check_sync(sync: Any) -> None:
+    if not (isinstance(sync, bool) or (dist.is_available() and isinstance(sync, dist.ProcessGroup))):
+        raise TypeError(f"sync must be True, False or a process group, got {sync!r}")
 
 
 def number_of_ranks(sync: Sync) -> int:

@@ -14,7 +14,7 @@ __all__ = ["asl1", "check_residual", "residual_harmonized"]
 def check_residual(inputs: Tensor, targets: Tensor, valid: Tensor | None, weight: Tensor | None) -> None:
     """Checks what every loss of box deltas takes."""
     checks.check_floating("inputs", inputs)
-    checks.check_floating("targets", targets)
+    checks.check_real("targets", targets)
     checks.check_no_gradient("targets", targets)
     checks.check_same_shape("targets", targets, "the inputs", inputs)
     checks.check_valid_and_weight(valid, weight, inputs)

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ghmdet.losses import checks
-from ghmdet.losses.binary import safe_indices
 from ghmdet.losses.weighting import TableOf, at_least_float32, counted_sum
 
 __all__ = ["softmax_harmonized"]
@@ -32,20 +31,29 @@ def softmax_harmonized(
             f"targets must be class indices of the inputs' shape {shape} without dimension "
             f"{1 if len(shape) > 1 else 0}, {positions}, got {checks.shape_of(targets)}"
         )
+    class_dim = 1 if len(shape) > 1 else 0
+    classes = shape[class_dim]
+    if classes < 1:
+        raise ValueError(f"inputs must have at least one class in dimension {class_dim}, got shape {shape}")
+    checks.check_integer("ignore_index", ignore_index)
     checks.check_index_targets(targets, positions, f"class indices, {ignore_index} where ignored")
-    checks.check_valid_and_weight(valid, weight, targets)
+    checks.check_valid_and_weight(valid, weight, targets, owner="the targets'")
     checks.check_devices(logits.device, targets=targets, valid=valid, weight=weight)
+    targets = targets.long()
     counted = targets != ignore_index
     if valid is not None:
         counted = counted & valid
-    class_dim = 1 if len(shape) > 1 else 0
-    classes = shape[class_dim]
     if checks.is_plain_cpu(logits, targets, valid, weight):
         meaning = f", or {ignore_index} where ignored"
         checks.check_class_indices(targets, 0, classes, counted, meaning)
     x = at_least_float32(logits)
     x = torch.where(counted.unsqueeze(class_dim), x, 0)
-    known, fault = safe_indices(torch.where(counted, targets, 0), 0, classes)
-    loss = F.cross_entropy(x, known, reduction="none") + fault.to(x.dtype)
-    norm = -torch.expm1(-loss.detach())  # 1 − p_y, exact also where p_y is near 1
+    known, fault = checks.bounded_indices(torch.where(counted, targets, 0), 0, classes)
+    fault = fault.to(x.dtype) + x.detach().amin(class_dim) * 0  # −∞ at another class would pass unnoticed
+    # p_y = σ(m) for the margin m = x_y − log Σ exp of the others: no digit is lost where p_y is near 1
+    at = known.unsqueeze(class_dim)
+    others = x.scatter(class_dim, at, torch.finfo(x.dtype).min).logsumexp(class_dim)
+    margin = x.gather(class_dim, at).squeeze(class_dim) - others
+    loss = fault - F.logsigmoid(margin)
+    norm = (-margin.detach()).sigmoid()
     return counted_sum(loss, norm, counted, weight, cells, table_of)

@@ -43,8 +43,10 @@ def check_settings(bins: int, density: str, normalizer: str, max_weight: float |
     checks.check_one_of("normalizer", normalizer, ("regions", "occupied"))
     if density == "exact" and normalizer == "occupied":
         raise ValueError('normalizer="occupied" counts unit regions and needs density="regions", got density="exact"')
+    if density == "exact" and bins > 10_000:
+        raise ValueError(f'density="exact" takes at most 10000 bins, got {bins}; density="regions" takes any number')
     if max_weight is not None:
-        checks.check_positive("max_weight", max_weight)
+        checks.check_positive("max_weight", max_weight, or_infinite=True)
 
 
 def cells_of(bins: int, density: str) -> int:
@@ -55,7 +57,6 @@ def cells_of(bins: int, density: str) -> int:
 def norm_weights(gradient_norm: Tensor, valid: Tensor | None, cells: int, table_of: TableOf) -> Tensor:
     """table(gᵢ) for each gradient norm, 0 where not valid: float32, or float64 for float64 norms."""
     checks.check_floating("gradient_norm", gradient_norm)
-    checks.check_valid_and_weight(valid, None, gradient_norm)
     checks.check_devices(gradient_norm.device, valid=valid)
     norm, valid = checked_norm(gradient_norm, valid)
     index = cell_index(norm, cells)
@@ -71,7 +72,7 @@ def harmonized_sum(
     checks.check_floating("loss", loss)
     checks.check_floating("gradient_norm", gradient_norm)
     checks.check_same_shape("gradient_norm", gradient_norm, "the loss", loss)
-    checks.check_valid_and_weight(valid, weight, loss)
+    checks.check_valid_and_weight(valid, weight, loss, owner="the loss's")
     checks.check_devices(loss.device, gradient_norm=gradient_norm, valid=valid, weight=weight)
     weights = norm_weights(gradient_norm, valid, cells, table_of)
     if valid is not None:
@@ -100,7 +101,7 @@ def weighted_sum(loss: Tensor, valid: Tensor | None, *weights: Tensor | None) ->
 
 def checked_norm(g: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Gradient norms detached, float32 or float64, 0 where not valid; `valid` in their shape."""
-    checks.check_valid_and_weight(valid, None, g)
+    checks.check_valid_and_weight(valid, None, g, owner="the gradient norm's")
     norm = at_least_float32(g.detach())
     if valid is not None:
         valid = valid.expand_as(norm)

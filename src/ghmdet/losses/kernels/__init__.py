@@ -93,7 +93,8 @@ class _Sum:
         return torch.as_tensor(total, dtype=torch.float32), gradient
 
     def with_gradient(self, inputs: Tensor, table: Tensor) -> Tensor:
-        form = _GradientKept if inputs.device.type == "cpu" else _GradientMadeBackward
+        kept = inputs.device.type == "cpu" and inputs.dtype != torch.float16
+        form = _GradientKept if kept else _GradientMadeBackward
         total: Tensor = form.apply(inputs, self, table)
         return total
 
@@ -158,7 +159,7 @@ def _check_indices(logits: Tensor, targets: Tensor, valid: Tensor | None, class_
         return False
     if targets.numel() and checks.is_plain_cpu(targets):
         least, most = targets.aminmax()
-        if least < -1 or most >= logits.shape[class_dim]:
+        if least < -1 or most >= logits.shape[class_dim]:  # somewhere; does it count there?
             counted = None if valid is None else valid.expand_as(logits).any(class_dim)
             checks.check_class_indices(targets, -1, logits.shape[class_dim], counted, ", or -1 for no class")
     return True
@@ -170,10 +171,7 @@ class _GradientKept(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, problem: _Sum, table: Tensor) -> Tensor:
-        ctx.scale = 1.0
-        if inputs.dtype == torch.float16:  # weights of 1e-9 have no float16: keep the gradient near 2¹⁴
-            ctx.scale = 2.0**14 / max(float(table.max()), 1e-30)
-        total, gradient = problem.accumulate(table, ctx.scale, ctx.needs_input_grad[0])
+        total, gradient = problem.accumulate(table, 1.0, ctx.needs_input_grad[0])
         if gradient is not None:
             ctx.save_for_backward(problem.examples.to_inputs(gradient))
         return total
@@ -182,15 +180,18 @@ class _GradientKept(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        factor = float(outputs[0]) / ctx.scale
-        if factor != 1.0:
-            gradient = gradient.mul_(factor) if _graph_is_freed() else gradient * factor
+        factor = float(outputs[0])
+        if not _graph_is_freed():
+            gradient = gradient * factor
+        elif factor != 1.0:
+            gradient = gradient.mul_(factor)
         return gradient, None, None
 
 
 class _GradientMadeBackward(torch.autograd.Function):
-    """The backward pass makes the gradient, with its factor, from the inputs. For GPUs, where memory is what costs:
-    nothing of the inputs' size lives between the passes."""
+    """The backward pass makes the gradient from the inputs, its factor included. For GPUs, where memory is what costs:
+    nothing of the inputs' size lives between the passes. And for float16, which cannot hold a gradient of 1e-9 that
+    waits for its factor of 65,536."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, problem: _Sum, table: Tensor) -> Tensor:

@@ -22,10 +22,9 @@ from ghmdet.losses.kernels.arithmetic import (
     u32,
 )
 
-__all__ = ["ASL1", "BFLOAT16", "BINARY", "FLOAT16", "FLOAT32", "FOCAL", "HISTOGRAMS", "accumulate", "count"]
+__all__ = ["ASL1", "BFLOAT16", "BINARY", "FLOAT16", "FLOAT32", "FOCAL", "accumulate", "count"]
 
 BLOCK = 1024
-HISTOGRAMS = 4  # increments of one counter wait for each other; four histograms in turn do not
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # how the inputs' memory is read; the last two lie there as uint16
 BINARY, ASL1, FOCAL = 0, 1, 2  # which loss; its parameter is μ for ASL1, α for focal loss
 BY_ELEMENT, BY_POSITION, BY_CLASS, BY_NOTHING = 0, 1, 2, 3  # as in layout.py; 3: there is no such tensor
@@ -192,6 +191,23 @@ def outside_unit(t, n):
 
 
 @jit()
+def tally(cell, counts, n):
+    """Counts a block's cells. An increment waits for the one before of the same counter; four histograms in turn do
+    not, where there are so few cells that neighbours often share one."""
+    if counts.shape[0] == 4:
+        whole = n // 4 * 4
+        for i in range(0, whole, 4):
+            counts[0, cell[i]] += 1
+            counts[1, cell[i + 1]] += 1
+            counts[2, cell[i + 2]] += 1
+            counts[3, cell[i + 3]] += 1
+    else:
+        whole = 0
+    for i in range(whole, n):
+        counts[0, cell[i]] += 1
+
+
+@jit()
 def count(
     inputs,
     kind,
@@ -209,8 +225,8 @@ def count(
     stop,
     counts,
 ):
-    """First pass: adds the stretch's examples to `counts` (HISTOGRAMS, cells); returns how many targets are not in
-    [0, 1]."""
+    """First pass: adds the stretch's examples to `counts`, (4, cells) or (1, cells); returns how many targets are not
+    in [0, 1]."""
     x, t, position = np.empty(BLOCK, f32), np.empty(BLOCK, f32), np.empty(BLOCK, f32)
     cell = np.empty(BLOCK, u32)
     mask = np.empty(BLOCK, np.uint8)
@@ -229,14 +245,7 @@ def count(
             asl1_positions(x, t, parameter, f32(cells), position, n)
         for i in range(n):
             cell[i] = cell_of(position[i], cells)
-        whole = n // 4 * 4
-        for i in range(0, whole, 4):
-            counts[0, cell[i]] += 1
-            counts[1, cell[i + 1]] += 1
-            counts[2, cell[i + 2]] += 1
-            counts[3, cell[i + 3]] += 1
-        for i in range(whole, n):
-            counts[0, cell[i]] += 1
+        tally(cell, counts, n)
         counts[0, 0] -= ignored
         start += n
     return wrong

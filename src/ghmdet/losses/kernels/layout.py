@@ -38,7 +38,7 @@ class Examples:
         gradient = gradient.view(self.shape)
         if self.order == tuple(sorted(self.order)):
             return gradient
-        return gradient.permute(sorted(self.order, key=self.order.index))
+        return gradient.permute([self.order.index(d) for d in range(len(self.order))])
 
 
 def arrange(

@@ -35,7 +35,7 @@ def count(examples: Examples, loss: str, parameter: float, cells: int) -> tuple[
     histograms: list[Numbers] = []
 
     def own_histogram() -> Numbers:
-        histograms.append(np.zeros((blocks.HISTOGRAMS, cells), np.int64))
+        histograms.append(np.zeros((4 if cells <= 1024 else 1, cells), np.int64))
         return histograms[-1]
 
     def stretch(start: int, stop: int, histogram: Numbers) -> int:
@@ -46,7 +46,13 @@ def count(examples: Examples, loss: str, parameter: float, cells: int) -> tuple[
 
 
 def accumulate(
-    examples: Examples, loss: str, parameter: float, table: Tensor, cells: int, scale: float, with_gradient: bool
+    examples: Examples,
+    loss: str,
+    parameter: float,
+    table: Tensor,
+    cells: int,
+    scale: Tensor | float,
+    with_gradient: bool,
 ) -> tuple[float, Tensor | None]:
     """Σ wᵢ Lᵢ · table(gᵢ), summed in the same order for any number of threads, and its gradient times `scale`."""
     gradient = _empty_like(examples.inputs) if with_gradient else None
@@ -59,7 +65,7 @@ def accumulate(
         parameter,
         cells,
         table.float().numpy(),
-        scale,
+        float(scale),
     )
 
     def stretch(start: int, stop: int, _: None) -> float:

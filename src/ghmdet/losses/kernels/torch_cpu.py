@@ -36,7 +36,13 @@ def count(examples: Examples, loss: str, parameter: float, cells: int) -> tuple[
 
 
 def accumulate(
-    examples: Examples, loss: str, parameter: float, table: Tensor, cells: int, scale: float, with_gradient: bool
+    examples: Examples,
+    loss: str,
+    parameter: float,
+    table: Tensor,
+    cells: int,
+    scale: Tensor | float,
+    with_gradient: bool,
 ) -> tuple[float, Tensor | None]:
     """Σ wᵢ Lᵢ · table(gᵢ), and its gradient times `scale`."""
     total = 0.0
@@ -57,13 +63,15 @@ def accumulate(
             weights = torch.where(valid, weights, 0)
         total += float((weights * losses).sum(dtype=torch.float64))
         if gradients is not None:
-            gradients[place] = weights.mul_(gradient).mul_(scale)
+            gradients[place] = weights.mul_(gradient).mul_(float(scale))
     return total, gradients
 
 
 def _blocks(examples: Examples) -> Iterator[Slices]:
     """Blocks of (outer, classes, inner), a few whole rows or a part of one."""
     outer, classes, inner = examples.inputs.shape
+    if not classes:
+        return
     width = min(inner, max(1, _BLOCK // max(classes, 1)))
     height = max(1, _BLOCK // max(classes * width, 1))
     for i in range(0, outer, height):
@@ -98,7 +106,9 @@ def _probability_error(x: Tensor, t: Tensor) -> Tensor:
 
 def _binary(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient p − t and cross-entropy."""
-    return _probability_error(x, t), F.binary_cross_entropy_with_logits(x, t, reduction="none")
+    losses = x * 0  # NaN for an infinite logit
+    losses.addcmul_(t, F.logsigmoid(x), value=-1).addcmul_(1 - t, F.logsigmoid(-x), value=-1)
+    return _probability_error(x, t), losses
 
 
 def _focal(x: Tensor, t: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
