@@ -95,6 +95,29 @@ def test_the_inputs_stay_as_they_were(loss_of, x):
     assert torch.equal(x.detach(), before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("changed", ["inputs", "targets", "valid", "weight"])
+def test_what_is_changed_before_the_backward_pass_is_refused_or_does_no_harm(changed, dtype):
+    leaf = torch.randn(20, 5).to(dtype).requires_grad_()
+
+    def gradient(change):
+        given = {"inputs": leaf * 1, "targets": torch.arange(100).view(20, 5) / 100}
+        given |= {"valid": given["targets"] > 0.3, "weight": given["targets"] * 2}
+        inputs, targets, valid, weight = given.values()
+        loss = ghmc_loss(inputs, targets, valid=valid, weight=weight)
+        with torch.no_grad():
+            given[changed].zero_() if change else None  # a buffer filled anew for the next batch
+        return torch.autograd.grad(loss, leaf)[0]
+
+    expected = gradient(change=False)
+    try:
+        found = gradient(change=True)
+    except RuntimeError as refusal:
+        assert "modified by an inplace operation" in str(refusal)  # noqa: PT017
+    else:
+        torch.testing.assert_close(found, expected)
+
+
 def test_twenty_million_examples():
     n = 20_000_003  # more than float32 counts
     loss = ghmc_loss(torch.zeros(n, dtype=torch.bfloat16), torch.zeros(1).expand(n), bins=1)

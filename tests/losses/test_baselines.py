@@ -41,9 +41,7 @@ def test_cross_entropy_over_the_whole_batch_starts_at_a_fifth_of_that():
 def test_cross_entropy_is_the_sum_of_each_levels_mean_over_valid_examples(name):
     logits, targets, valid, one_hot = example()
     every = F.binary_cross_entropy_with_logits(logits, one_hot, reduction="none")
-    expected = sum(
-        20 * every[:, part][valid[:, part]].mean() for part in (slice(0, 30), slice(30, 45), slice(45, 50))
-    )
+    expected = sum(20 * every[:, part][valid[:, part]].mean() for part in (slice(0, 30), slice(30, 45), slice(45, 50)))
     (slow,) = torch.autograd.grad(expected, logits)
     with implementation(name):
         loss = CrossEntropy()(logits, targets, valid, levels=[30, 15, 5])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ghmdet.functional import ghmc_loss, ghmr_loss
+from ghmdet.functional import ghmc_loss, ghmr_loss, harmonize, softmax_ghmc_loss
 
 pytestmark = pytest.mark.usefixtures("any_implementation")
 
@@ -57,3 +57,16 @@ def test_a_target_of_nan_in_a_valid_place_makes_the_loss_non_finite():
     inputs, targets = torch.randn(3), torch.tensor([0.0, math.nan, 1.0])
     assert not ghmc_loss(inputs, targets).isfinite()
     assert not ghmr_loss(inputs, targets).isfinite()
+
+
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("its_class", [0, 1])
+def test_the_same_among_exclusive_classes_makes_the_loss_non_finite(junk, its_class):
+    assert not softmax_ghmc_loss(torch.tensor([[0.3, junk, -1.0]]), torch.tensor([its_class])).isfinite()
+
+
+@pytest.mark.parametrize(("own", "norm"), [(math.nan, 0.5), (math.inf, 0.5), (1.0, math.nan)])
+def test_the_same_in_a_loss_of_ones_own_makes_it_non_finite(own, norm):
+    loss, g = torch.tensor([1.0, own]), torch.tensor([0.2, norm])
+    assert not harmonize(loss, g).isfinite()
+    assert harmonize(loss, g, valid=torch.tensor([True, False])).item() == pytest.approx(1 / 30)

@@ -71,17 +71,16 @@ def test_index_targets_with_the_classes_in_any_dimension(fused, shape, class_dim
     assert_same_as_plain(fused, ghmc_loss, logits, classes, class_dim=class_dim)
 
 
-@pytest.mark.parametrize("n", [1, 1023, 1024, 1025, 128 * 1024 + 1, 270_007])
+@pytest.mark.parametrize("n", [1, 1023, 1024, 1025, 2 * 128 * 1024 + 1])
 def test_sizes_around_the_edges_of_blocks(fused, n):
     inputs = torch.randn(n) * 2 - 2
     assert_same_as_plain(fused, ghmc_loss, inputs, (torch.rand(n) < 0.1).float())
     assert_same_as_plain(fused, ghmr_loss, inputs, torch.randn(n), mu=0.5)
 
 
-@pytest.mark.parametrize("classes", [3, 1025])
+@pytest.mark.parametrize(("classes", "rows"), [(3, 5_000), (1025, 200)])
 @pytest.mark.parametrize("class_dim", [0, 1])
-def test_rows_that_end_within_a_block(fused, classes, class_dim):
-    rows = 140_000 // classes
+def test_rows_that_end_within_a_block(fused, classes, rows, class_dim):
     shape = (classes, rows) if class_dim == 0 else (rows, classes)
     targets, valid = torch.randint(-1, classes, (rows,)), torch.rand(rows) < 0.8
     weight = torch.rand(classes, 1) if class_dim == 0 else torch.rand(1, classes)

@@ -169,6 +169,23 @@ def test_softmax_ghmc_on_adversarial_inputs_is_the_slow_loops(row):
     assert_is_the_oracles(*found, oracle.harmonize(oracle.Mechanism(8), [oracle.softmax(row, 0)] * 9), relative=1e-6)
 
 
+@pytest.mark.parametrize("ignore_index", [-100, -1, 2])
+def test_softmax_ghmc_leaves_out_its_ignore_index(ignore_index):
+    inputs, targets = off_the_edges(LOSSES["SoftmaxGHMC"], 8, 40)
+    kept = targets != 2
+    targets[~kept] = ignore_index
+    found = ghmdet.SoftmaxGHMC(bins=8, ignore_index=ignore_index)(inputs, targets)
+    assert found.item() == pytest.approx(ghmdet.SoftmaxGHMC(bins=8)(inputs[kept], targets[kept]).item(), rel=1e-6)
+
+
+def test_softmax_ghmc_of_pixels_is_that_of_their_list():
+    inputs, targets = torch.randn(2, 5, 3, 4), torch.randint(0, 5, (2, 3, 4))
+    listed = ghmdet.SoftmaxGHMC()(inputs.permute(0, 2, 3, 1).reshape(-1, 5), targets.flatten())
+    assert ghmdet.SoftmaxGHMC()(inputs, targets).item() == pytest.approx(listed.item(), rel=1e-6)
+    one = ghmdet.SoftmaxGHMC()(inputs[0, :, 0, 0], targets[0, 0, 0])  # a single example, as cross_entropy takes it
+    assert one == ghmdet.SoftmaxGHMC()(inputs[:1, :, 0, 0], targets[:1, 0, 0])
+
+
 @each_loss
 def test_the_sorted_density_is_the_slow_loops(loss):
     inputs, targets = off_the_edges(loss, 10, 60, torch.float64, window_gap=1e-6)

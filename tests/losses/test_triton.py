@@ -37,6 +37,15 @@ def cases():
     yield "focal", FocalLoss(), (logits, classes, valid)
 
 
+def tolerance(criterion, gradient):
+    """How close a gradient must be. Between the edges of a fine cell the exact density's weight may double, and a last
+    bit of g moves it a hundredth of a cell: there the interface's 1e-3 holds."""
+    if gradient.dtype != torch.float32:
+        return {"rtol": 1e-2, "atol": 1e-5}
+    exact = hasattr(criterion, "harmonizer") and criterion.harmonizer.density == "exact"
+    return {"rtol": 1e-3 if exact else 5e-5, "atol": 1e-7}
+
+
 def value_and_gradient(name, criterion, inputs, *rest):
     inputs = inputs.detach().requires_grad_()
     with implementation(name):
@@ -56,7 +65,7 @@ def compare() -> None:
         if hasattr(criterion, "reset"):
             criterion.reset()
         expected, slow = value_and_gradient("plain", criterion, *arguments)
-        close = {"rtol": 2e-5, "atol": 1e-7} if gradient.dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-5}
+        close = tolerance(criterion, slow)
         torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
         torch.testing.assert_close(gradient, slow, **close, msg=lambda m, n=name: f"{n}: {m}")
         print("equal:", name)

@@ -70,9 +70,8 @@ class CrossEntropy(nn.Module):
             raise ValueError(f"levels must add up to the positions' last dimension, {positions}, got {sizes}")
         by_level = torch.split(counted.reshape(-1, positions), sizes, dim=-1)
         totals = sum_over_ranks(torch.stack([part.sum() for part in by_level]), self.sync).clamp(min=1)
-        means = (self.scale * number_of_ranks(self.sync) / totals).repeat_interleave(
-            torch.tensor(sizes, device=inputs.device), output_size=positions
-        )
+        means = self.scale * number_of_ranks(self.sync) / totals
+        means = torch.cat([mean.expand(size) for mean, size in zip(means, sizes)])
         means = means.expand(counted.shape).unsqueeze(class_dim)
         weight = means if weight is None else weight * means
         return binary_sum(inputs, targets, valid, weight, class_dim)
@@ -212,7 +211,7 @@ def _differences(inputs: Tensor, targets: Tensor, valid: Tensor | None, weight: 
     x = at_least_float32(inputs)
     d = x - targets.to(x.dtype)
     if valid is None:
-        return d, torch.tensor(d[..., 0].numel(), device=d.device)
+        return d, torch.full((), d[..., 0].numel(), dtype=torch.int64, device=d.device)
     valid = valid.expand_as(d)
     return torch.where(valid, d, 0), valid.any(-1).sum()
 

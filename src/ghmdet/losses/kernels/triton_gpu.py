@@ -1,7 +1,7 @@
 """The fused passes as Triton kernels, for GPUs.
 
-The same two passes as on the CPU. A program walks over the examples in blocks, keeps its histogram in registers and
-adds it to the counts once at its end; the second pass writes each example's gradient and one partial sum a program.
+A program walks over the examples in blocks. In the first pass it keeps its histogram in registers and adds it to the
+counts once at its end; the second makes one partial sum a program, or, in the backward pass, the gradient.
 Nothing waits for the host: values are not checked, an index outside of the classes makes the loss NaN.
 """
 
@@ -54,7 +54,7 @@ def accumulate(
     scale: Tensor | float,
     with_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Σ wᵢ Lᵢ · table(gᵢ), and its gradient times `scale`."""
+    """Σ wᵢ Lᵢ · table(gᵢ); or with a gradient that, times `scale`, and a sum of 0 that nobody reads."""
     inputs = examples.inputs
     size = inputs.numel()
     gradient = torch.empty_like(inputs) if with_gradient else None
@@ -65,7 +65,7 @@ def accumulate(
             *_arguments(examples),
             examples.weight.values if examples.weight is not None else inputs,
             table.float().contiguous(),
-            torch.as_tensor(scale, dtype=torch.float32, device=inputs.device),
+            scale if isinstance(scale, Tensor) else torch.full((), scale, device=inputs.device),
             sums,
             gradient if gradient is not None else inputs,
             parameter,
@@ -95,11 +95,19 @@ def _grid(size: int) -> tuple[int]:
 
 
 @triton.jit
-def _place(at, classes, inner, INNER_IS_ONE: tl.constexpr):
-    """The class of each example and its position, (outer, inner) in one number."""
+def _place(block, within, CLASSES: tl.constexpr, inner, INNER_IS_ONE: tl.constexpr):
+    """The class of each example and its position, (outer, inner) in one number.
+
+    64-bit division once a block, 32-bit division by a constant for each example: the other way round it costs more
+    than all the rest.
+    """
     if INNER_IS_ONE:
-        return at % classes, at // classes
-    return (at // inner) % classes, at // (classes * inner) * inner + at % inner
+        local = (block % CLASSES).to(tl.int32) + within
+        return local % CLASSES, block // CLASSES + local // CLASSES
+    local = (block % inner).to(tl.int32) + within
+    row = block // inner + local // inner  # (outer, classes) in one number
+    of_class = ((block // inner) % CLASSES).to(tl.int32) + local // inner
+    return of_class % CLASSES, row // CLASSES * inner + local % inner
 
 
 @triton.jit
@@ -113,22 +121,34 @@ def _read(values, at, of_class, position, on, BY: tl.constexpr):
 
 @triton.jit
 def _load(
-    inputs, targets, valid, at, size, classes, inner, INDEXED: tl.constexpr, VALID: tl.constexpr, INNER: tl.constexpr
+    inputs,
+    targets,
+    valid,
+    block,
+    size,
+    CLASSES: tl.constexpr,
+    inner,
+    INDEXED: tl.constexpr,
+    VALID: tl.constexpr,
+    INNER: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """A block's x and t, which of its examples count, and where they stand."""
+    within = tl.arange(0, BLOCK)
+    at = block + within
     on = at < size
-    of_class, position = _place(at, classes, inner, INNER)
+    of_class, position = _place(block, within, CLASSES, inner, INNER)
     if VALID != 3:
         on = on & (_read(valid, at, of_class, position, on, VALID) != 0)
     x = tl.load(inputs + at, mask=on, other=0).to(tl.float32)
     if INDEXED:
         index = tl.load(targets + position, mask=on, other=-1)
-        outside = (index < -1) | (index >= classes)
+        outside = (index < -1) | (index >= CLASSES)
         t = tl.where(index == of_class, 1.0, 0.0)
         t = tl.where(outside, float("nan"), t)
     else:
         t = tl.load(targets + at, mask=on, other=0).to(tl.float32)
-    return x, t, on, of_class, position
+    return x, t, on, at, of_class, position
 
 
 @triton.jit
@@ -136,7 +156,7 @@ def _terms(x, t, parameter, LOSS: tl.constexpr):
     """Each example's gradient norm, loss, and the loss's gradient."""
     if LOSS == 1:
         d = x - t
-        root = tl.sqrt(d * d + parameter * parameter)
+        root = tl.sqrt_rn(d * d + parameter * parameter)
         gradient = d / root
         return tl.abs(gradient), d * d / (root + parameter), gradient
     e = tl.exp(-tl.abs(x))
@@ -172,7 +192,7 @@ def _count_kernel(
     counts,
     parameter,
     size,
-    classes,
+    CLASSES: tl.constexpr,
     inner,
     cells,
     REGISTERS: tl.constexpr,
@@ -186,9 +206,9 @@ def _count_kernel(
     step = tl.num_programs(0).to(tl.int64) * BLOCK
     if REGISTERS > 0:
         histogram = tl.zeros([REGISTERS], dtype=tl.int32)
-    for block in range(start, size, step):
-        at = block + tl.arange(0, BLOCK)
-        x, t, on, _, _ = _load(inputs, targets, valid, at, size, classes, inner, INDEXED, VALID, INNER)
+    for turn in range(tl.cdiv(size - start, step)):
+        block = start + turn * step
+        x, t, on, _, _, _ = _load(inputs, targets, valid, block, size, CLASSES, inner, INDEXED, VALID, INNER, BLOCK)
         norm, _, _ = _terms(x, t, parameter, LOSS)
         cell = _cell(norm, cells)
         if REGISTERS > 0:
@@ -212,7 +232,7 @@ def _accumulate_kernel(
     gradients,
     parameter,
     size,
-    classes,
+    CLASSES: tl.constexpr,
     inner,
     cells,
     BETWEEN: tl.constexpr,
@@ -228,9 +248,11 @@ def _accumulate_kernel(
     step = tl.num_programs(0).to(tl.int64) * BLOCK
     factor = tl.load(scale)
     total = tl.zeros([], dtype=tl.float64)
-    for block in range(start, size, step):
-        at = block + tl.arange(0, BLOCK)
-        x, t, on, of_class, position = _load(inputs, targets, valid, at, size, classes, inner, INDEXED, VALID, INNER)
+    for turn in range(tl.cdiv(size - start, step)):
+        block = start + turn * step
+        x, t, on, at, of_class, position = _load(
+            inputs, targets, valid, block, size, CLASSES, inner, INDEXED, VALID, INNER, BLOCK
+        )
         norm, loss, gradient = _terms(x, t, parameter, LOSS)
         cell = _cell(norm, cells)
         weights = tl.load(table + cell, mask=on, other=0)
@@ -239,8 +261,10 @@ def _accumulate_kernel(
             weights += tl.minimum(norm * cells - cell, 1.0) * (upper - weights)
         if WEIGHT != 3:
             weights *= _read(weight, at, of_class, position, on, WEIGHT)
-        total += tl.sum(tl.where(on, weights * loss, 0.0), 0).to(tl.float64)
         if GRADIENT:
             value = tl.where(on, weights * gradient * factor, 0.0)
             tl.store(gradients + at, value.to(gradients.dtype.element_ty), mask=at < size)
-    tl.store(sums + tl.program_id(0), total)
+        else:
+            total += tl.sum(tl.where(on, weights * loss, 0.0), 0).to(tl.float64)
+    if not GRADIENT:
+        tl.store(sums + tl.program_id(0), total)
