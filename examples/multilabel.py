@@ -1,5 +1,7 @@
-"""GHM-C in a plain multi-label classifier: 20 labels, each on one example in a hundred, some of them wrong. One sees the
-mean average precision on new, clean examples, before and after training; nothing had to be said of how rare they are."""
+"""GHM-C in a plain multi-label classifier: 20 labels, each on one example in a hundred, some of them wrong.
+
+One sees the mean average precision on new, clean examples before and after training. How rare the labels are was not
+said anywhere: the loss finds out how many examples are how hard."""
 
 import torch
 

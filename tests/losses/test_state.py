@@ -107,6 +107,18 @@ def test_then_the_stored_counts_weigh_and_a_calls_own_where_none_is_stored(mode)
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("density", ["regions", "exact"])
+def test_a_count_that_has_faded_below_half_an_example_is_not_stored_any_more(density):
+    harmonizer = Harmonizer(bins=3, momentum=0.75, density=density)
+    harmonizer(torch.tensor([0.1, 0.9]))
+    for calls, weight in ((7, 1 / 3 / 0.75**7), (1, 1 / 3)):  # 0.75⁷ = 0.13 is above (1 − 0.75) / 2, 0.75⁸ is not
+        for _ in range(calls):
+            harmonizer.train()(torch.tensor([0.1]))
+        # the exact window around 0.9 is cut at 1: l = 0.1 + 1/6 of the 1/3 that a region has
+        length = 1 if density == "regions" else (0.1 + 1 / 6) * 3
+        assert harmonizer.eval()(torch.tensor([0.9])).item() == pytest.approx(weight * length, rel=1e-4)
+
+
 def test_before_any_training_evaluation_uses_its_own_counts():
     for density in ("regions", "exact"):
         g = torch.rand(50)

@@ -17,7 +17,8 @@ from ghmdet.losses.density import (
     fine_cells,
     gradient_density_sorted,
     look_up,
-    window_density,
+    window_counts,
+    window_lengths,
 )
 from ghmdet.losses.residual import asl1, residual_harmonized
 from ghmdet.losses.softmax import softmax_harmonized
@@ -51,7 +52,7 @@ def gradient_density(g: Tensor, *, epsilon: float, valid: Tensor | None = None, 
         raise ValueError(f'epsilon must be at least 1e-4 for a histogram, got {epsilon}; method="exact" sorts')
     cells, scale = fine_cells(epsilon)
     index = cell_index(norm, cells, scale)
-    table = window_density(cell_counts(index, cells, valid), epsilon)
+    table = window_counts(cell_counts(index, cells, valid), epsilon) / window_lengths(cells, epsilon, g.device)
     density = torch.where(norm.isnan(), torch.nan, look_up(table, norm, cells, scale))
     return density if valid is None else density.masked_fill(~valid, 0)
 

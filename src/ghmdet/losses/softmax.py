@@ -49,11 +49,13 @@ def softmax_harmonized(
     x = at_least_float32(logits)
     x = torch.where(counted.unsqueeze(class_dim), x, 0)
     known, fault = checks.bounded_indices(torch.where(counted, targets, 0), 0, classes)
-    fault = fault.to(x.dtype) + x.detach().amin(class_dim) * 0  # −∞ at another class would pass unnoticed
     # p_y = σ(m) for the margin m = x_y − log Σ exp of the others: no digit is lost where p_y is near 1
     at = known.unsqueeze(class_dim)
     others = x.scatter(class_dim, at, torch.finfo(x.dtype).min).logsumexp(class_dim)
-    margin = x.gather(class_dim, at).squeeze(class_dim) - others
+    own = x.gather(class_dim, at).squeeze(class_dim)
+    margin = own - others
+    # +∞ at the own class or −∞ at another would pass unnoticed
+    fault = fault.to(x.dtype) + (own.detach() + x.detach().amin(class_dim)) * 0
     loss = fault - F.logsigmoid(margin)
     norm = (-margin.detach()).sigmoid()
     return counted_sum(loss, norm, counted, weight, cells, table_of)

@@ -195,14 +195,15 @@ class _GradientMadeBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, problem: _Sum, table: Tensor) -> Tensor:
-        ctx.save_for_backward(inputs, table)  # also notices inputs that were changed in place before the backward pass
+        # what the backward pass reads again; autograd refuses if some of it was changed in place meanwhile
+        ctx.save_for_backward(inputs, table, *problem.examples.tensors())
         ctx.problem = problem
         return problem.accumulate(table, 1.0, False)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
-        _, table = ctx.saved_tensors
+        table = ctx.saved_tensors[1]
         gradient = ctx.problem.accumulate(table, outputs[0].float(), True)[1]
         return ctx.problem.examples.to_inputs(gradient), None, None
 

@@ -114,21 +114,29 @@ def load(inputs, kind, targets, target_kind, indices, valid, valid_by, start, cl
     return n - kept
 
 
+@jit()
+def cell_of(position, last):
+    """min(⌊g · cells⌋, cells − 1); the comparison is false for NaN, which goes to the last cell."""
+    return u32(position if position < last else last)
+
+
 @jit("contract")
-def binary_positions(x, t, scale, position, n):
-    """g · scale for each example, g = |sigmoid(x) − t|."""
+def binary_cells(x, t, cells, cell, n):
+    """The cell of g = |sigmoid(x) − t| for each example."""
+    scale, last = f32(cells), f32(cells - 1)
     for i in range(n):
         e = exp_negative(abs(x[i]))
         q = f32(1) / ((f32(1) + e) * (f32(2) + e))
         larger = q * (f32(2) + e)  # 1 / (1 + e), the probability of the likelier side
         p = larger if x[i] >= f32(0) else e * larger
         o = e * larger if x[i] >= f32(0) else larger  # 1 − p without its rounding
-        position[i] = abs(p * (f32(1) - t[i]) - o * t[i]) * scale
+        cell[i] = cell_of(abs(p * (f32(1) - t[i]) - o * t[i]) * scale, last)
 
 
 @jit("contract")
-def binary_terms(x, t, scale, position, gradient, loss, n):
-    """Cross-entropy max(x, 0) − x·t + log(1 + exp(−|x|)), its gradient p − t, and g · scale."""
+def binary_terms(x, t, cells, position, cell, gradient, loss, n):
+    """Cross-entropy max(x, 0) − x·t + log(1 + exp(−|x|)), its gradient p − t, and where g lies, in cells."""
+    scale, last = f32(cells), f32(cells - 1)
     for i in range(n):
         e = exp_negative(abs(x[i]))
         q = f32(1) / ((f32(1) + e) * (f32(2) + e))  # one division serves the probability and the logarithm
@@ -138,6 +146,7 @@ def binary_terms(x, t, scale, position, gradient, loss, n):
         d = p * (f32(1) - t[i]) - o * t[i]
         gradient[i] = d
         position[i] = abs(d) * scale
+        cell[i] = cell_of(abs(d) * scale, last)
         above = x[i] if x[i] > f32(0) else f32(0)
         loss[i] = (above - x[i] * t[i]) + log1p_ratio(e * q * (f32(1) + e))
 
@@ -154,17 +163,20 @@ def focal_terms(t, alpha, gradient, loss, n):
 
 
 @jit("contract")
-def asl1_positions(x, t, mu, scale, position, n):
-    """g · scale for each example, g = |d| / √(d² + μ²), d = x − t."""
+def asl1_cells(x, t, mu, cells, cell, n):
+    """The cell of g = |d| / √(d² + μ²), d = x − t, for each example."""
+    scale, last = f32(cells), f32(cells - 1)
     for i in range(n):
         d = x[i] - t[i]
         root = np.sqrt(d * d + mu * mu)
-        position[i] = abs(d * (f32(1) / (root * (root + mu))) * (root + mu)) * scale
+        q = d * (f32(1) / (root * (root + mu)))
+        cell[i] = cell_of(abs(q * (root + mu)) * scale, last)
 
 
 @jit("contract")
-def asl1_terms(x, t, mu, scale, position, gradient, loss, n):
-    """ASL1 = d² / (√(d² + μ²) + μ), its gradient d / √(d² + μ²), and g · scale."""
+def asl1_terms(x, t, mu, cells, position, cell, gradient, loss, n):
+    """ASL1 = d² / (√(d² + μ²) + μ), its gradient d / √(d² + μ²), and where g lies, in cells."""
+    scale, last = f32(cells), f32(cells - 1)
     for i in range(n):
         d = x[i] - t[i]
         root = np.sqrt(d * d + mu * mu)
@@ -172,13 +184,8 @@ def asl1_terms(x, t, mu, scale, position, gradient, loss, n):
         g = q * (root + mu)
         gradient[i] = g
         position[i] = abs(g) * scale
+        cell[i] = cell_of(abs(g) * scale, last)
         loss[i] = q * root * d
-
-
-@jit()
-def cell_of(position, cells):
-    """min(⌊g · cells⌋, cells − 1); the comparison is false for NaN, which goes to the last cell."""
-    return u32(position) if position < f32(cells - 1) else u32(cells - 1)
 
 
 @jit()
@@ -227,8 +234,7 @@ def count(
 ):
     """First pass: adds the stretch's examples to `counts`, (4, cells) or (1, cells); returns how many targets are not
     in [0, 1]."""
-    x, t, position = np.empty(BLOCK, f32), np.empty(BLOCK, f32), np.empty(BLOCK, f32)
-    cell = np.empty(BLOCK, u32)
+    x, t, cell = np.empty(BLOCK, f32), np.empty(BLOCK, f32), np.empty(BLOCK, u32)
     mask = np.empty(BLOCK, np.uint8)
     wrong = 0
     parameter = f32(parameter)
@@ -240,11 +246,9 @@ def count(
         if loss == BINARY:
             if indices.shape[0] == 0:
                 wrong += outside_unit(t, n)
-            binary_positions(x, t, f32(cells), position, n)
+            binary_cells(x, t, cells, cell, n)
         else:
-            asl1_positions(x, t, parameter, f32(cells), position, n)
-        for i in range(n):
-            cell[i] = cell_of(position[i], cells)
+            asl1_cells(x, t, parameter, cells, cell, n)
         tally(cell, counts, n)
         counts[0, 0] -= ignored
         start += n
@@ -252,17 +256,16 @@ def count(
 
 
 @jit()
-def weights_of(position, table, cells, into, n):
+def weights_of(position, cell, table, cells, into, n):
     """The table's weight of each example: by its cell, or between the cell's two edges."""
     if table.shape[0] == cells:
         for i in range(n):
-            into[i] = table[cell_of(position[i], cells)]
+            into[i] = table[cell[i]]
         return
     for i in range(n):
-        cell = cell_of(position[i], cells)
-        lower = table[cell]
-        share = position[i] - f32(cell)
-        into[i] = lower + (share if share < f32(1) else f32(1)) * (table[cell + u32(1)] - lower)
+        lower = table[cell[i]]
+        share = position[i] - f32(cell[i])
+        into[i] = lower + (share if share < f32(1) else f32(1)) * (table[cell[i] + u32(1)] - lower)
 
 
 @jit("contract", "reassoc", "nsz")
@@ -317,7 +320,7 @@ def accumulate(
     """Second pass: the stretch's Σ wᵢ Lᵢ · table(gᵢ), and its gradient into `gradients` unless that is empty."""
     x, t, position = np.empty(BLOCK, f32), np.empty(BLOCK, f32), np.empty(BLOCK, f32)
     gradient, losses, weights = np.empty(BLOCK, f32), np.empty(BLOCK, f32), np.empty(BLOCK, f32)
-    factors = np.empty(BLOCK, f32)
+    factors, cell = np.empty(BLOCK, f32), np.empty(BLOCK, u32)
     mask = np.empty(BLOCK, np.uint8)
     total = 0.0
     parameter = f32(parameter)
@@ -326,12 +329,12 @@ def accumulate(
         n = min(BLOCK, stop - start)
         load(inputs, kind, targets, target_kind, indices, valid, valid_by, start, classes, inner, loss, x, t, mask, n)
         if loss != ASL1:
-            binary_terms(x, t, f32(cells), position, gradient, losses, n)
+            binary_terms(x, t, cells, position, cell, gradient, losses, n)
             if loss == FOCAL:
                 focal_terms(t, parameter, gradient, losses, n)
         else:
-            asl1_terms(x, t, parameter, f32(cells), position, gradient, losses, n)
-        weights_of(position, table, cells, weights, n)
+            asl1_terms(x, t, parameter, cells, position, cell, gradient, losses, n)
+        weights_of(position, cell, table, cells, weights, n)
         if weight_by != BY_NOTHING:
             spread(weight, weight_by, start, classes, inner, factors, n)
             for i in range(n):

@@ -33,6 +33,10 @@ class Examples:
     order: tuple[int, ...]  # the inputs' dimensions in memory's order
     shape: tuple[int, ...]  # the inputs' shape in that order
 
+    def tensors(self) -> list[Tensor]:
+        """Everything but the inputs."""
+        return [self.targets, *(spread.values for spread in (self.valid, self.weight) if spread is not None)]
+
     def to_inputs(self, gradient: Tensor) -> Tensor:
         """A tensor in this layout seen in the inputs' own shape."""
         gradient = gradient.view(self.shape)

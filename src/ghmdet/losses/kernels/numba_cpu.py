@@ -20,6 +20,7 @@ from ghmdet.losses.kernels.layout import Examples, Spread
 
 __all__ = ["accumulate", "count"]
 
+_HUGE_PAGE = 2 * 2**20
 _STRETCH = 128 * 1024  # examples a thread takes at a time: enough to pay for the taking
 _KINDS = {torch.float32: blocks.FLOAT32, torch.bfloat16: blocks.BFLOAT16, torch.float16: blocks.FLOAT16}
 _LOSSES = {"binary": blocks.BINARY, "asl1": blocks.ASL1, "focal": blocks.FOCAL}
@@ -98,15 +99,17 @@ def _spread(spread: Spread | None, nothing: Numbers) -> tuple[Numbers, int]:
     return (nothing, blocks.BY_NOTHING) if spread is None else (_memory(spread.values)[0], spread.by)
 
 
-def _over_stretches(work: Callable[[int, int, Any], Any], size: int, own: Callable[[], Any]) -> list[Any]:
+def _over_stretches(
+    work: Callable[[int, int, Any], Any], size: int, own: Callable[[], Any], length: int = _STRETCH
+) -> list[Any]:
     """`work(start, stop, own())` over the examples, in the calling thread and helpers; results in order.
 
     Threads of our own and not OpenMP's: torch brings its OpenMP along, and the workers of a second one would wait for
     work on the cores that the first one needs.
     """
-    if size <= _STRETCH:
+    if size <= length:
         return [work(0, size, own())]
-    starts = range(0, size, _STRETCH)
+    starts = range(0, size, length)
     results: list[Any] = [None] * len(starts)
     pending = collections.deque(enumerate(starts))
 
@@ -117,7 +120,7 @@ def _over_stretches(work: Callable[[int, int, Any], Any], size: int, own: Callab
                 at, start = pending.popleft()
             except IndexError:
                 return
-            results[at] = work(start, min(size, start + _STRETCH), mine)
+            results[at] = work(start, min(size, start + length), mine)
 
     helpers = min(torch.get_num_threads(), len(starts)) - 1
     running = [_pool(os.getpid(), helpers).submit(drain) for _ in range(helpers)]
@@ -134,16 +137,25 @@ def _pool(process: int, helpers: int) -> ThreadPoolExecutor:
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
-    """An empty tensor in huge pages where Linux gives them on request: a fresh 38 MB cost 9,400 page faults otherwise,
-    about as much time as the loss itself."""
+    """An empty tensor whose memory is there: 38 MB of fresh memory cost 9,400 page faults when they are first written,
+    about as much time as the loss itself. Linux gives huge pages on request, and all of them in one call a thread."""
     empty = torch.empty_like(tensor)
     size = empty.numel() * empty.element_size()
-    if size >= 4 * 2**20 and sys.platform == "linux":
-        page = 4096
-        start = -(-empty.data_ptr() // page) * page
-        length = (empty.data_ptr() + size - start) // page * page
-        _madvise()(ctypes.c_void_p(start), ctypes.c_size_t(length), 14)  # MADV_HUGEPAGE; a refusal costs nothing
+    if size >= 8 * _HUGE_PAGE and sys.platform == "linux":
+        start = -(-empty.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE  # whole huge pages inside of the tensor
+        pages = (empty.data_ptr() + size - start) // _HUGE_PAGE
+        _advise(start, pages, 14)  # MADV_HUGEPAGE; a kernel that refuses leaves all as it was
+        share = -(-pages // torch.get_num_threads())
+
+        def populate(first: int, stop: int, _: None) -> None:
+            _advise(start + first * _HUGE_PAGE, stop - first, 23)  # MADV_POPULATE_WRITE
+
+        _over_stretches(populate, pages, lambda: None, share)
     return empty
+
+
+def _advise(start: int, pages: int, advice: int) -> None:
+    _madvise()(ctypes.c_void_p(start), ctypes.c_size_t(pages * _HUGE_PAGE), advice)
 
 
 @functools.cache
