@@ -173,8 +173,10 @@ def check_range(name: str, values: Tensor, valid: Tensor | None) -> None:
     if valid is not None:
         wrong &= valid
     if wrong.any():
-        worst = values.expand_as(wrong)[wrong][0].item()
-        raise ValueError(f"{name} must be in [0, 1] in every valid place, got {worst}")
+        first = values.expand_as(wrong)[wrong][0].item()
+        indices = name == "targets" and not values.dtype.is_floating_point
+        hint = "; class indices have the inputs' shape without the class dimension" if indices else ""
+        raise ValueError(f"{name} must be in [0, 1] in every valid place, got {first}{hint}")
 
 
 def check_class_indices(targets: Tensor, least: int, classes: int, valid: Tensor | None, meaning: str) -> None:

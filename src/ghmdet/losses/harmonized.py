@@ -38,7 +38,10 @@ class Harmonizer(nn.Module):
         normalizer: "regions" multiplies the counts by M as the paper does, "occupied" by the number of regions that
             hold an example of this call, as the authors' released code does.
         sync: sum counts over the default process group, where there is one; False for none; or a process group.
-        max_weight: the largest β = N / GD(g) allowed, from 1 (plain cross-entropy) to None (the paper: no bound).
+        max_weight: the largest β = N / GD(g) allowed; None is the paper's mechanism, which has no bound. Small data and
+            short trainings need one: 10 to 30 is where to start. A bound makes the loss smaller, so weigh it up.
+
+    `smoothed_counts` is S, float64: one count a unit region, or one a cell of the fine histogram.
 
     Shapes: `harmonizer(gradient_norm, valid)` returns weights in the shape of the norms, 0 where not valid, detached.
 
@@ -161,7 +164,11 @@ class GHMC(_Harmonized):
     - valid: bool, which examples count. weight: float, scales single examples' loss after harmonizing. Both broadcast
       to the inputs; with index targets they may have the targets' shape and stand for whole positions.
 
-    The other arguments are `Harmonizer`'s.
+    Args:
+        class_dim: the classes' dimension of the inputs, for index targets.
+
+    The other arguments are `Harmonizer`'s: `bins` regions of g, their `momentum`, and above all `max_weight`, without
+    which a short training from scratch learns slowly.
 
     >>> criterion = GHMC(bins=30)
     >>> logits = torch.randn(8, 100, 80, requires_grad=True)  # images, anchors, classes

@@ -44,7 +44,7 @@ def softmax_harmonized(
     if valid is not None:
         counted = counted & valid
     if checks.is_plain_cpu(logits, targets, valid, weight):
-        meaning = f", or {ignore_index} where ignored"
+        meaning = f", or ignore_index={ignore_index}"
         checks.check_class_indices(targets, 0, classes, counted, meaning)
     x = at_least_float32(logits)
     x = torch.where(counted.unsqueeze(class_dim), x, 0)

@@ -57,7 +57,6 @@ def cells_of(bins: int, density: str) -> int:
 def norm_weights(gradient_norm: Tensor, valid: Tensor | None, cells: int, table_of: TableOf) -> Tensor:
     """table(gᵢ) for each gradient norm, 0 where not valid: float32, or float64 for float64 norms."""
     checks.check_floating("gradient_norm", gradient_norm)
-    checks.check_devices(gradient_norm.device, valid=valid)
     norm, valid = checked_norm(gradient_norm, valid)
     index = cell_index(norm, cells)
     weights = look_up(table_of(cell_counts(index, cells, valid)), norm, cells)
@@ -102,6 +101,7 @@ def weighted_sum(loss: Tensor, valid: Tensor | None, *weights: Tensor | None) ->
 def checked_norm(g: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Gradient norms detached, float32 or float64, 0 where not valid; `valid` in their shape."""
     checks.check_valid_and_weight(valid, None, g, owner="the gradient norm's")
+    checks.check_devices(g.device, valid=valid)
     norm = at_least_float32(g.detach())
     if valid is not None:
         valid = valid.expand_as(norm)

@@ -110,11 +110,11 @@ def binary_harmonized(
     table_of: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """GHM-C's sum; `valid` and `weight` broadcast to the logits."""
-    index_targets = _check_indices(logits, targets, valid, class_dim)
+    index_targets = targets.dim() < logits.dim()
     problem = _Sum(passes, arrange(logits, targets, valid, weight, class_dim, index_targets), "binary", 1.0, cells)
     counts, in_range = problem.count()
     if not in_range:
-        checks.check_range("targets", targets, None if valid is None else valid.expand_as(targets))
+        _check_targets(logits, targets, valid, class_dim)
     return problem.with_gradient(logits, table_of(counts))
 
 
@@ -128,10 +128,9 @@ def binary_sum(
     focal_alpha: float | None = None,
 ) -> Tensor:
     """Σ wᵢ CE(xᵢ), or the focal loss of γ = 2: one pass, every example in one cell of weight 1."""
-    index_targets = _check_indices(logits, targets, valid, class_dim)
-    if not index_targets and checks.is_plain_cpu(targets):
-        checks.check_range("targets", targets, None if valid is None else valid.expand_as(targets))
-    examples = arrange(logits, targets, valid, weight, class_dim, index_targets)
+    if checks.is_plain_cpu(targets):
+        _check_targets(logits, targets, valid, class_dim)
+    examples = arrange(logits, targets, valid, weight, class_dim, targets.dim() < logits.dim())
     loss, parameter = ("binary", 1.0) if focal_alpha is None else ("focal", focal_alpha)
     one = torch.ones(1, device=logits.device)
     return _Sum(passes, examples, loss, parameter, cells=1).with_gradient(logits, one)
@@ -153,16 +152,13 @@ def residual_harmonized(
     return problem.with_gradient(inputs, table_of(problem.count()[0]))
 
 
-def _check_indices(logits: Tensor, targets: Tensor, valid: Tensor | None, class_dim: int) -> bool:
-    """Whether the targets are class indices; on a CPU also that they are in range wherever they count."""
+def _check_targets(logits: Tensor, targets: Tensor, valid: Tensor | None, class_dim: int) -> None:
+    """Refuses a target out of range in a valid place."""
     if targets.dim() == logits.dim():
-        return False
-    if targets.numel() and checks.is_plain_cpu(targets):
-        least, most = targets.aminmax()
-        if least < -1 or most >= logits.shape[class_dim]:  # somewhere; does it count there?
-            counted = None if valid is None else valid.expand_as(logits).any(class_dim)
-            checks.check_class_indices(targets, -1, logits.shape[class_dim], counted, ", or -1 for no class")
-    return True
+        checks.check_range("targets", targets, None if valid is None else valid.expand_as(targets))
+    else:
+        counted = None if valid is None else valid.expand_as(logits).any(class_dim)
+        checks.check_class_indices(targets, -1, logits.shape[class_dim], counted, ", or -1 for no class")
 
 
 class _GradientKept(torch.autograd.Function):

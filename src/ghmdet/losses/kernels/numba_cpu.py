@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import collections
-import ctypes
 import functools
 import os
-import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,15 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ghmdet.losses.kernels import blocks
+from ghmdet.losses.kernels import blocks, passes
 from ghmdet.losses.kernels.layout import Examples, Spread
 
 __all__ = ["accumulate", "count"]
 
-_HUGE_PAGE = 2 * 2**20
 _STRETCH = 128 * 1024  # examples a thread takes at a time: enough to pay for the taking
 _KINDS = {torch.float32: blocks.FLOAT32, torch.bfloat16: blocks.BFLOAT16, torch.float16: blocks.FLOAT16}
-_LOSSES = {"binary": blocks.BINARY, "asl1": blocks.ASL1, "focal": blocks.FOCAL}
+_LOSSES = {"binary": passes.BINARY, "asl1": passes.ASL1, "focal": passes.FOCAL}
+_WORTH_KEEPING = 2**20  # bytes; the allocator hands smaller ones out again by itself
+_kept: collections.deque[torch.UntypedStorage] = collections.deque(maxlen=1)
+_keeping = threading.Lock()
 Numbers = np.ndarray[Any, Any]
 _NOTHING = np.zeros(0, np.uint8)
 _NO_INDICES = np.zeros(0, np.int64)
@@ -31,7 +32,7 @@ _NO_WEIGHT = np.zeros(0, np.float32)
 
 
 def count(examples: Examples, loss: str, parameter: float, cells: int) -> tuple[Tensor, bool]:
-    """R, int64 (cells,), and whether all dense targets are in [0, 1]."""
+    """R, int64 (cells,), and whether all targets are in range: in [0, 1], or −1 or a class."""
     fixed = (*_arguments(examples), *examples.inputs.shape[1:], _LOSSES[loss], parameter, cells)
     histograms: list[Numbers] = []
 
@@ -40,9 +41,11 @@ def count(examples: Examples, loss: str, parameter: float, cells: int) -> tuple[
         return histograms[-1]
 
     def stretch(start: int, stop: int, histogram: Numbers) -> int:
-        return int(blocks.count(*fixed, start, stop, histogram))
+        return int(passes.count(*fixed, start, stop, histogram))
 
     wrong = _over_stretches(stretch, examples.inputs.numel(), own_histogram)
+    if examples.index_targets:
+        wrong = [passes.outside_classes(examples.targets.view(-1).numpy(), examples.inputs.shape[1])]
     return torch.from_numpy(sum(h.sum(0) for h in histograms)), not any(wrong)
 
 
@@ -70,7 +73,7 @@ def accumulate(
     )
 
     def stretch(start: int, stop: int, _: None) -> float:
-        return float(blocks.accumulate(*fixed, start, stop, into))
+        return float(passes.accumulate(*fixed, start, stop, into))
 
     return sum(_over_stretches(stretch, examples.inputs.numel(), lambda: None)), gradient
 
@@ -137,27 +140,19 @@ def _pool(process: int, helpers: int) -> ThreadPoolExecutor:
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
-    """An empty tensor whose memory is there: 38 MB of fresh memory cost 9,400 page faults when they are first written,
-    about as much time as the loss itself. Linux gives huge pages on request, and all of them in one call a thread."""
-    empty = torch.empty_like(tensor)
-    size = empty.numel() * empty.element_size()
-    if size >= 8 * _HUGE_PAGE and sys.platform == "linux":
-        start = -(-empty.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE  # whole huge pages inside of the tensor
-        pages = (empty.data_ptr() + size - start) // _HUGE_PAGE
-        _advise(start, pages, 14)  # MADV_HUGEPAGE; a kernel that refuses leaves all as it was
-        share = -(-pages // torch.get_num_threads())
+    """An empty tensor, in the memory of an earlier one of its size if that is free again.
 
-        def populate(first: int, stop: int, _: None) -> None:
-            _advise(start + first * _HUGE_PAGE, stop - first, 23)  # MADV_POPULATE_WRITE
-
-        _over_stretches(populate, pages, lambda: None, share)
-    return empty
-
-
-def _advise(start: int, pages: int, advice: int) -> None:
-    _madvise()(ctypes.c_void_p(start), ctypes.c_size_t(pages * _HUGE_PAGE), advice)
-
-
-@functools.cache
-def _madvise() -> Any:
-    return ctypes.CDLL(None, use_errno=True).madvise
+    38 MB of fresh memory cost 9,400 page faults when they are first written, more time than the loss itself. The memory
+    of the last big gradient is therefore kept. It is free again when nobody but this function holds its storage.
+    """
+    size = tensor.numel() * tensor.element_size()
+    if size < _WORTH_KEEPING or not hasattr(torch._C, "_storage_Use_Count"):
+        return torch.empty_like(tensor)
+    with _keeping:
+        for storage in _kept:
+            free = torch._C._storage_Use_Count(storage._cdata) == 1 and not storage.is_shared()
+            if free and storage.nbytes() == size:
+                return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, tensor.stride())
+        empty = torch.empty_like(tensor)
+        _kept.append(empty.untyped_storage())
+        return empty

@@ -23,9 +23,11 @@ Slices = tuple[slice, slice, slice]
 
 
 def count(examples: Examples, loss: str, parameter: float, cells: int) -> tuple[Tensor, bool]:
-    """R, int64 (cells,), and whether all dense targets are in [0, 1]."""
+    """R, int64 (cells,), and whether all targets are in range: in [0, 1], or −1 or a class."""
     counts = torch.zeros(cells, dtype=torch.int64)
     in_range = True
+    if examples.index_targets:
+        in_range = not bool(((examples.targets < -1) | (examples.targets >= examples.inputs.shape[1])).any())
     for place in _blocks(examples):
         x, t, valid = _load(examples, place)
         if loss == "binary" and not examples.index_targets:

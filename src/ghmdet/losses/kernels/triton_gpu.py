@@ -24,7 +24,7 @@ _PROGRAMS = 132 * 8  # as many as a large GPU holds at a time; more blocks than 
 
 
 def count(examples: Examples, loss: str, parameter: float, cells: int) -> tuple[Tensor, bool]:
-    """R, int64 (cells,). The targets' range is not looked at."""
+    """R, int64 (cells,), and True: the targets' range is not looked at."""
     counts = torch.zeros(cells, dtype=torch.int64, device=examples.inputs.device)
     size = examples.inputs.numel()
     if size:
