@@ -1,6 +1,7 @@
 """How long the losses take, as ratios measured in one run.
 
-    python benchmarks/losses.py [--positions 120000] [--classes 80] [--rounds 9] [--json FILE] [--device cuda]
+    python benchmarks/losses.py [--positions 120000] [--classes 80] [--rounds 9] [--device cuda]
+                                [--json FILE] [--show FILE]
 
 Every candidate runs forward and backward once a round, in turn, and the median over rounds counts, so that what else
 the machine does falls on all alike. The whole is done twice, each time in a process of its own: with the allocator
@@ -33,6 +34,7 @@ from torchvision.ops import sigmoid_focal_loss
 from ghmdet.losses import GHMC, GHMR
 
 RAISED = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
+EXACT, FOCAL, LOOP = "GHM-C exact, index targets", "torchvision's focal loss", "a loop over regions"
 Step = Callable[[], Any]
 
 
@@ -67,7 +69,7 @@ def timed(steps: dict[str, Step], rounds: int, device: str) -> dict[str, list[fl
         for name, step in steps.items():
             milliseconds = on_device(step) if device == "cuda" else on_host(step)
             if number:
-                times[name].append(milliseconds)
+                times[name].append(round(milliseconds, 4))
     return times
 
 
@@ -101,9 +103,9 @@ def classification(
             "cross-entropy": training_step(lambda x: F.binary_cross_entropy_with_logits(x, dense), logits),
             "GHM-C, index targets": training_step(lambda x: regions(x, index), logits),
             "GHM-C, dense targets": training_step(lambda x: regions(x, dense), logits),
-            "GHM-C exact, index targets": training_step(lambda x: exact(x, index), logits),
-            "torchvision's focal loss": training_step(lambda x: sigmoid_focal_loss(x, dense, reduction="sum"), logits),
-            "loop over regions": training_step(lambda x: region_loop(x, dense), logits),
+            EXACT: training_step(lambda x: exact(x, index), logits),
+            FOCAL: training_step(lambda x: sigmoid_focal_loss(x, dense, reduction="sum"), logits),
+            LOOP: training_step(lambda x: region_loop(x, dense), logits),
             "copy": lambda: sink.copy_(source),
         },
         rounds,
@@ -120,7 +122,7 @@ def boxes(number: int, rounds: int, device: str) -> dict[str, list[float]]:
             "smooth L1": training_step(lambda x: F.smooth_l1_loss(x, targets, beta=1 / 9, reduction="sum"), inputs),
             "GHM-R": training_step(lambda x: ghmr(x, targets), inputs),
         },
-        rounds * 40,
+        rounds * 10,
         device,
     )
 
@@ -162,45 +164,73 @@ def in_own_process(part: str, environment: dict[str, str]) -> Any:
     return json.loads(done.stdout)
 
 
-def show(times: dict[str, list[float]], base: str) -> dict[str, float]:
-    """Prints a group's medians, and the ratios to its base with the spread over rounds."""
-    medians = {name: statistics.median(values) for name, values in times.items()}
+def ratios(times: dict[str, list[float]], base: str) -> list[str]:
+    """Each candidate's median, and its ratio to the base with the spread over rounds, as rows of a table."""
+    rows = [f"| | ms | of {base} | round by round |", "| --- | --- | --- | --- |"]
+    median = statistics.median(times[base])
     for name, values in times.items():
         tenths = statistics.quantiles([a / b for a, b in zip(values, times[base])], n=10)
-        spread = f"(round by round {tenths[0]:.3f} to {tenths[-1]:.3f})"
-        print(f"  {name:28}{medians[name]:9.3f} ms {medians[name] / medians[base]:7.3f} of {base} {spread}")
-    return medians
+        own = statistics.median(values)
+        rows.append(f"| {name} | {own:.3g} | {own / median:.2f} | {tenths[0]:.2f} to {tenths[-1]:.2f} |")
+    return rows
 
 
-def show_classification(times: dict[str, list[float]], size: int) -> None:
-    medians = show(times, "cross-entropy")
+def classification_rows(times: dict[str, list[float]], size: int) -> list[str]:
+    medians = {name: statistics.median(values) for name, values in times.items()}
     ours, copied = medians["GHM-C, index targets"], medians["copy"]
-    for other in ("torchvision's focal loss", "loop over regions"):
-        print(f"  index targets: {ours / medians[other]:.3f} of {other}")
-    print(f"  exact: {medians['GHM-C exact, index targets'] / ours:.2f} of regions")
-    bandwidth = 2 * size / copied / 1e6
-    print(f"  copy at {bandwidth:.1f} GB/s: limit {1.5 * copied:.2f} ms, index targets at {ours / copied / 1.5:.1f} x")
+    return [
+        *ratios(times, "cross-entropy"),
+        "",
+        f"GHM-C with index targets: {ours / medians[FOCAL]:.3f} of torchvision's focal loss, "
+        f"{ours / medians[LOOP]:.3f} of the loop over regions; exact {medians[EXACT] / ours:.2f} of regions. "
+        f"A copy runs at {2 * size / copied / 1e6:.0f} GB/s: the limit is {1.5 * copied:.2f} ms, "
+        f"GHM-C is at {ours / copied / 1.5:.1f} times that.",
+        "",
+    ]
 
 
-def report_gpu(asked: argparse.Namespace) -> None:
-    results: dict[str, Any] = {"device": torch.cuda.get_device_name()}
-    print(f"{asked.positions} x {asked.classes} logits on {results['device']}, torch {torch.__version__}")
+def describe(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    shape = f"{results['positions']:,} x {results['classes']} logits"
+    lines = [f"{shape}, forward and backward, {results['machine']}, torch {results['torch']}.", ""]
+    for title, part in results["parts"].items():
+        size = results["positions"] * results["classes"] * (2 if "bfloat16" in title else 4)
+        lines += [f"**{title}**", "", *classification_rows(part["classification"], size)]
+        if "boxes" in part:
+            lines += ["4,000 boxes:", "", *ratios(part["boxes"], "smooth L1"), ""]
+    lines.append(f"Memory beyond logits and gradient: {100 * results['memory']:.1f} % of the logits.")
+    if "growth" in results:
+        small, large = results["growth"].values()
+        growth = f"{small:.2f} ns of a million, {large:.2f} ns of a hundred million: {large / small:.2f} times"
+        lines.append(f"An example takes {growth}.")
+    return "\n".join(lines)
+
+
+def on_cpu(asked: argparse.Namespace) -> dict[str, Any]:
+    model = next((r for r in Path("/proc/cpuinfo").read_text().splitlines() if r.startswith("model name")), ":")
+    results: dict[str, Any] = {"machine": f"{torch.get_num_threads()} threads of{model.split(':')[1]}"}
+    results["parts"] = {
+        "allocator as it comes": in_own_process("times", {}),
+        "allocator's thresholds raised": in_own_process("times", RAISED),
+    }
+    results["memory"] = in_own_process("memory", {})
+    results["growth"] = in_own_process("growth", {})
+    return results
+
+
+def on_gpu(asked: argparse.Namespace) -> dict[str, Any]:
+    parts = {}
     for dtype in (torch.float32, torch.bfloat16):
-        print(f"\n{dtype}")
         times = classification(asked.positions, asked.classes, asked.rounds, "cuda", dtype)
-        show_classification(times, asked.positions * asked.classes * dtype.itemsize)
-        results[str(dtype)] = times
-    results["boxes"] = boxes(4_000, asked.rounds, "cuda")
-    show(results["boxes"], "smooth L1")
+        parts[str(dtype).removeprefix("torch.")] = {"classification": times}
+    parts["float32"]["boxes"] = boxes(4_000, asked.rounds, "cuda")
     logits = torch.zeros(asked.positions, asked.classes, device="cuda", requires_grad=True)
     index, criterion = torch.full((asked.positions,), -1, device="cuda"), GHMC().cuda()
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     criterion(logits, index).backward()
-    results["memory"] = (torch.cuda.max_memory_allocated() - held) / (4 * logits.numel()) - 1
-    print(f"\nmemory beyond logits and gradient: {100 * results['memory']:.2f} % of the logits")
-    if asked.json:
-        asked.json.write_text(json.dumps(results, indent=1))
+    memory = (torch.cuda.max_memory_allocated() - held) / (4 * logits.numel()) - 1
+    return {"machine": torch.cuda.get_device_name(), "parts": parts, "memory": memory}
 
 
 def main() -> None:
@@ -208,51 +238,28 @@ def main() -> None:
     ask.add_argument("--positions", type=int, default=120_000)
     ask.add_argument("--classes", type=int, default=80)
     ask.add_argument("--rounds", type=int, default=9)
-    ask.add_argument("--no-growth", action="store_true", help="leave out the hundred million examples (1 GB)")
     ask.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     ask.add_argument("--json", type=Path, help="also write all times there")
+    ask.add_argument("--show", type=Path, help="measure nothing, print an earlier run's file")
     ask.add_argument("--part", choices=["times", "growth", "memory"], help=argparse.SUPPRESS)
     asked = ask.parse_args()
     if asked.rounds < 7:
         ask.error(f"--rounds must be at least 7 for a median that holds, got {asked.rounds}")
-    if asked.part == "times":
+    if asked.show:
+        print(describe(json.loads(asked.show.read_text())))
+    elif asked.part == "times":
         by_class = classification(asked.positions, asked.classes, asked.rounds, "cpu")
         print(json.dumps({"classification": by_class, "boxes": boxes(4_000, asked.rounds, "cpu")}))
     elif asked.part == "growth":
         print(json.dumps(growth(asked.rounds)))
     elif asked.part == "memory":
         print(json.dumps(memory(asked.positions, asked.classes)))
-    elif asked.device == "cuda":
-        report_gpu(asked)
     else:
-        report(asked)
-
-
-def report(asked: argparse.Namespace) -> None:
-    threads = f"{torch.get_num_threads()} threads"
-    print(f"{asked.positions} x {asked.classes} logits, forward and backward, torch {torch.__version__}, {threads}")
-    results: dict[str, Any] = {}
-    for name, environment in (("as it comes", {}), ("raised", RAISED)):
-        print(f"\nallocator {name}")
-        results[name] = in_own_process("times", environment)
-        medians = show(results[name]["classification"], "cross-entropy")
-        ours, copied = medians["GHM-C, index targets"], medians["copy"]
-        for other in ("torchvision's focal loss", "loop over regions"):
-            print(f"  index targets: {ours / medians[other]:.3f} of {other}")
-        print(f"  exact: {medians['GHM-C exact, index targets'] / ours:.2f} of regions")
-        bandwidth = 8 * asked.positions * asked.classes / copied / 1e6
-        print(
-            f"  copy at {bandwidth:.1f} GB/s: limit {1.5 * copied:.2f} ms, index targets at {ours / copied / 1.5:.1f} x"
-        )
-        show(results[name]["boxes"], "smooth L1")
-    results["memory"] = in_own_process("memory", {})
-    print(f"\nmemory beyond logits and gradient: {100 * results['memory']:.1f} % of the logits")
-    if not asked.no_growth:
-        results["growth"] = in_own_process("growth", {})
-        small, large = results["growth"].values()
-        print(f"an example: {small:.2f} ns of a million, {large:.2f} ns of a hundred million, {large / small:.2f} x")
-    if asked.json:
-        asked.json.write_text(json.dumps(results, indent=1))
+        results = on_gpu(asked) if asked.device == "cuda" else on_cpu(asked)
+        results |= {"positions": asked.positions, "classes": asked.classes, "torch": torch.__version__}
+        if asked.json:
+            asked.json.write_text(json.dumps(results))
+        print(describe(results))
 
 
 if __name__ == "__main__":

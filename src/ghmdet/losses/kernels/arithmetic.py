@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
-from numba.np.arrayobj import make_array
 
-__all__ = ["bits_of", "exp_negative", "float16_bits", "float16_value", "float_of", "jit", "log1p_ratio", "prefetch"]
+__all__ = ["bits_of", "exp_negative", "float16_bits", "float16_value", "float_of", "jit", "log1p_ratio"]
 
 f32 = np.float32
 u32 = np.uint32
@@ -59,23 +57,6 @@ def bits_of(context, value):
         return builder.bitcast(arguments[0], ir.IntType(32))
 
     return types.uint32(types.float32), generate
-
-
-@intrinsic
-def prefetch(context, array, at):
-    """Asks for the memory at an index, and does not wait for it."""
-
-    def generate(context, builder, signature, arguments):
-        data = make_array(signature.args[0])(context, builder, arguments[0]).data
-        byte = ir.IntType(8).as_pointer()
-        place = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        ask = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(ask, [place, number(0), number(3), number(1)])  # to read, keep close, data
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), generate
 
 
 @jit("contract")

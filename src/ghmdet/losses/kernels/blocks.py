@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ghmdet.losses.kernels.arithmetic import bits_of, f32, float16_bits, float16_value, float_of, jit, prefetch, u32
+from ghmdet.losses.kernels.arithmetic import bits_of, f32, float16_bits, float16_value, float_of, jit, u32
 
 __all__ = [
     "BFLOAT16",
@@ -19,17 +19,9 @@ __all__ = [
     "write",
 ]
 
-BLOCK = 1024
+BLOCK = 4096
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # how the inputs' memory is read; the last two lie there as uint16
 BY_ELEMENT, BY_POSITION, BY_CLASS, BY_NOTHING = 0, 1, 2, 3  # as in layout.py; 3: there is no such tensor
-
-
-@jit()
-def fetch_ahead(values, start, stop):
-    """Asks for a block's memory while the block before it is worked on. A block of float32 is a page, and the
-    processor's own prefetching stops at a page's end."""
-    for i in range(start, min(start + BLOCK, stop), 64 // values.itemsize):  # a cache line each
-        prefetch(values, i)
 
 
 @jit()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import collections
-import functools
-import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,6 +12,7 @@ from torch import Tensor
 
 from ghmdet.losses.kernels import blocks, passes
 from ghmdet.losses.kernels.layout import Examples, Spread
+from ghmdet.losses.kernels.threads import over_stretches
 
 __all__ = ["accumulate", "count"]
 
@@ -43,7 +40,7 @@ def count(examples: Examples, loss: str, parameter: float, cells: int) -> tuple[
     def stretch(start: int, stop: int, histogram: Numbers) -> int:
         return int(passes.count(*fixed, start, stop, histogram))
 
-    wrong = _over_stretches(stretch, examples.inputs.numel(), own_histogram)
+    wrong = over_stretches(stretch, examples.inputs.numel(), own_histogram, _STRETCH)
     if examples.index_targets:
         wrong = [passes.outside_classes(examples.targets.view(-1).numpy(), examples.inputs.shape[1])]
     return torch.from_numpy(sum(h.sum(0) for h in histograms)), not any(wrong)
@@ -75,7 +72,7 @@ def accumulate(
     def stretch(start: int, stop: int, _: None) -> float:
         return float(passes.accumulate(*fixed, start, stop, into))
 
-    return sum(_over_stretches(stretch, examples.inputs.numel(), lambda: None)), gradient
+    return sum(over_stretches(stretch, examples.inputs.numel(), lambda: None, _STRETCH)), gradient
 
 
 def _arguments(examples: Examples) -> tuple[Any, ...]:
@@ -100,43 +97,6 @@ def _memory(tensor: Tensor) -> tuple[Numbers, int]:
 
 def _spread(spread: Spread | None, nothing: Numbers) -> tuple[Numbers, int]:
     return (nothing, blocks.BY_NOTHING) if spread is None else (_memory(spread.values)[0], spread.by)
-
-
-def _over_stretches(
-    work: Callable[[int, int, Any], Any], size: int, own: Callable[[], Any], length: int = _STRETCH
-) -> list[Any]:
-    """`work(start, stop, own())` over the examples, in the calling thread and helpers; results in order.
-
-    Threads of our own and not OpenMP's: torch brings its OpenMP along, and the workers of a second one would wait for
-    work on the cores that the first one needs.
-    """
-    if size <= length:
-        return [work(0, size, own())]
-    starts = range(0, size, length)
-    results: list[Any] = [None] * len(starts)
-    pending = collections.deque(enumerate(starts))
-
-    def drain() -> None:
-        mine = own()
-        while True:
-            try:
-                at, start = pending.popleft()
-            except IndexError:
-                return
-            results[at] = work(start, min(size, start + length), mine)
-
-    helpers = min(torch.get_num_threads(), len(starts)) - 1
-    running = [_pool(os.getpid(), helpers).submit(drain) for _ in range(helpers)]
-    drain()
-    for helper in running:
-        helper.result()
-    return results
-
-
-@functools.lru_cache(maxsize=1)
-def _pool(process: int, helpers: int) -> ThreadPoolExecutor:
-    """The helper threads, anew in a forked process, which inherits none."""
-    return ThreadPoolExecutor(helpers, thread_name_prefix="ghmdet")
 
 
 def _empty_like(tensor: Tensor) -> Tensor:

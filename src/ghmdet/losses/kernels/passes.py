@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ghmdet.losses.kernels.arithmetic import f32, jit, u32
-from ghmdet.losses.kernels.blocks import BLOCK, BY_NOTHING, fetch_ahead, keep_valid, positives, read, spread, write
+from ghmdet.losses.kernels.blocks import BLOCK, BY_NOTHING, keep_valid, positives, read, spread, write
 from ghmdet.losses.kernels.terms import (
     asl1_cells,
     asl1_terms,
@@ -88,7 +88,6 @@ def count(
     wrong = 0
     while start < stop:
         n = min(BLOCK, stop - start)
-        fetch_ahead(inputs, start + BLOCK, stop)
         read(inputs[start : start + n], kind, x)
         ignored = keep_valid(valid, valid_by, start, classes, inner, nothing, x, mask, n)
         if indexed:
@@ -174,7 +173,6 @@ def accumulate(
     total = 0.0
     while start < stop:
         n = min(BLOCK, stop - start)
-        fetch_ahead(inputs, start + BLOCK, stop)
         read(inputs[start : start + n], kind, x)
         keep_valid(valid, valid_by, start, classes, inner, nothing, x, mask, n)
         if indices.shape[0] > 0:
@@ -198,7 +196,6 @@ def accumulate(
         clear(weights, mask, masked, n)
         total += np.float64(weighted_sum(weights, losses, n))
         if gradients.shape[0] > 0:
-            fetch_ahead(gradients, start + BLOCK, stop)
             write(weights, gradient, scale, kind, gradients[start : start + n])
         start += n
     return total
