@@ -78,6 +78,7 @@ def focal_sum(
         return kernels.binary_sum(passes, logits, targets, valid, weight, class_dim, focal_alpha=alpha)
     x, losses = binary_losses(logits, targets, valid, class_dim)
     norm = binary_norms(x, targets, valid, class_dim)  # 1 − pₜ
+    # a logit of −∞ has p = 0, so that its norm is the target
     is_positive = binary_norms(torch.full_like(x.detach(), -math.inf), targets, valid, class_dim)
     balance = (1 - alpha) + (2 * alpha - 1) * is_positive
     return weighted_sum(losses * norm**gamma * balance, valid, weight)

@@ -58,9 +58,7 @@ def norm_weights(gradient_norm: Tensor, valid: Tensor | None, cells: int, table_
     """table(gᵢ) for each gradient norm, 0 where not valid: float32, or float64 for float64 norms."""
     checks.check_floating("gradient_norm", gradient_norm)
     norm, valid = checked_norm(gradient_norm, valid)
-    index = cell_index(norm, cells)
-    weights = look_up(table_of(cell_counts(index, cells, valid)), norm, cells)
-    weights = torch.where(norm.isnan(), torch.nan, weights)
+    weights = torch.where(norm.isnan(), torch.nan, _weights_at(norm, valid, cells, table_of))
     return weights if valid is None else weights.masked_fill(~valid, 0)
 
 
@@ -82,10 +80,16 @@ def harmonized_sum(
 def counted_sum(
     loss: Tensor, norm: Tensor, valid: Tensor | None, weight: Tensor | None, cells: int, table_of: TableOf
 ) -> Tensor:
+    """The same sum, for a loss and a norm that a formula of ours has made and needs no check."""
     if valid is not None:
         valid = valid.expand_as(norm)
-    table = table_of(cell_counts(cell_index(norm, cells), cells, valid))
-    return weighted_sum(loss, valid, look_up(table, norm, cells), weight)
+    return weighted_sum(loss, valid, _weights_at(norm, valid, cells, table_of), weight)
+
+
+def _weights_at(norm: Tensor, valid: Tensor | None, cells: int, table_of: TableOf) -> Tensor:
+    """Counts the valid norms, has a table made of the counts, and reads it at each norm."""
+    counts = cell_counts(cell_index(norm, cells), cells, valid)
+    return look_up(table_of(counts), norm, cells)
 
 
 def weighted_sum(loss: Tensor, valid: Tensor | None, *weights: Tensor | None) -> Tensor:

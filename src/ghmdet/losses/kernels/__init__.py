@@ -110,8 +110,7 @@ def binary_harmonized(
     table_of: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """GHM-C's sum; `valid` and `weight` broadcast to the logits."""
-    index_targets = targets.dim() < logits.dim()
-    problem = _Sum(passes, arrange(logits, targets, valid, weight, class_dim, index_targets), "binary", 1.0, cells)
+    problem = _Sum(passes, arrange(logits, targets, valid, weight, class_dim), "binary", 1.0, cells)
     counts, in_range = problem.count()
     if not in_range:
         _check_targets(logits, targets, valid, class_dim)
@@ -130,7 +129,7 @@ def binary_sum(
     """Σ wᵢ CE(xᵢ), or the focal loss of γ = 2: one pass, every example in one cell of weight 1."""
     if checks.is_plain_cpu(targets):
         _check_targets(logits, targets, valid, class_dim)
-    examples = arrange(logits, targets, valid, weight, class_dim, targets.dim() < logits.dim())
+    examples = arrange(logits, targets, valid, weight, class_dim)
     loss, parameter = ("binary", 1.0) if focal_alpha is None else ("focal", focal_alpha)
     one = torch.ones(1, device=logits.device)
     return _Sum(passes, examples, loss, parameter, cells=1).with_gradient(logits, one)
@@ -147,7 +146,7 @@ def residual_harmonized(
     table_of: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """GHM-R's sum; `valid` and `weight` broadcast to the inputs."""
-    examples = arrange(inputs, targets, valid, weight, max(inputs.dim() - 1, 0), False)
+    examples = arrange(inputs, targets, valid, weight, max(inputs.dim() - 1, 0))
     problem = _Sum(passes, examples, "asl1", mu, cells)
     return problem.with_gradient(inputs, table_of(problem.count()[0]))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ghmdet.losses.kernels.arithmetic import bits_of, f32, float16_bits, float16_value, float_of, jit, u32
+from ghmdet.losses.kernels.layout import BY_CLASS, BY_ELEMENT, BY_NOTHING, BY_POSITION
 
 __all__ = [
     "BFLOAT16",
     "BLOCK",
-    "BY_NOTHING",
     "FLOAT16",
     "FLOAT32",
     "keep_valid",
@@ -19,9 +19,8 @@ __all__ = [
     "write",
 ]
 
-BLOCK = 4096
+BLOCK = 1024  # seven float32 buffers of this length, 28 KB, fit the first cache
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # how the inputs' memory is read; the last two lie there as uint16
-BY_ELEMENT, BY_POSITION, BY_CLASS, BY_NOTHING = 0, 1, 2, 3  # as in layout.py; 3: there is no such tensor
 
 
 @jit()

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["BY_CLASS", "BY_ELEMENT", "BY_POSITION", "Examples", "Spread", "arrange"]
+__all__ = ["BY_CLASS", "BY_ELEMENT", "BY_NOTHING", "BY_POSITION", "Examples", "Spread", "arrange"]
 
-# How a smaller tensor stands for all examples: one value an example, one a position (all its classes), one a class.
-BY_ELEMENT, BY_POSITION, BY_CLASS = 0, 1, 2
+# How a smaller tensor stands for all examples: one value an example, one a position (all its classes), one a class;
+# or there is no such tensor.
+BY_ELEMENT, BY_POSITION, BY_CLASS, BY_NOTHING = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,13 @@ class Examples:
         return gradient.permute([self.order.index(d) for d in range(len(self.order))])
 
 
-def arrange(
-    inputs: Tensor, targets: Tensor, valid: Tensor | None, weight: Tensor | None, class_dim: int, index_targets: bool
-) -> Examples:
-    """Lays the examples out. Nothing of the inputs' size is copied unless their memory has gaps or overlaps, or
-    `valid` or `weight` varies over both classes and positions without having the inputs' shape."""
+def arrange(inputs: Tensor, targets: Tensor, valid: Tensor | None, weight: Tensor | None, class_dim: int) -> Examples:
+    """Lays the examples out; targets without the class dimension are class indices, int64.
+
+    Nothing of the inputs' size is copied unless their memory has gaps or overlaps, or `valid` or `weight` varies over
+    both classes and positions without having the inputs' shape.
+    """
+    index_targets = targets.dim() < inputs.dim()
     if not index_targets and inputs.is_contiguous() and targets.is_contiguous() and valid is None and weight is None:
         line = (1, 1, inputs.numel())  # nothing refers to classes or positions: one run
         order = tuple(range(inputs.dim()))
@@ -62,7 +65,7 @@ def arrange(
     outer, classes, inner = _split(shape, at)
     if index_targets:
         kept = [d - (d > class_dim) for d in order if d != class_dim]
-        targets = targets.permute(kept).contiguous().long().view(outer, inner)
+        targets = targets.permute(kept).contiguous().view(outer, inner)
     else:
         targets = targets.permute(order).contiguous().view(outer, classes, inner)
     spreads = [

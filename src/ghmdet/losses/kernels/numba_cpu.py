@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ghmdet.losses.kernels import blocks, passes
-from ghmdet.losses.kernels.layout import Examples, Spread
+from ghmdet.losses.kernels.layout import BY_NOTHING, Examples, Spread
 from ghmdet.losses.kernels.threads import over_stretches
 
 __all__ = ["accumulate", "count"]
@@ -96,7 +96,7 @@ def _memory(tensor: Tensor) -> tuple[Numbers, int]:
 
 
 def _spread(spread: Spread | None, nothing: Numbers) -> tuple[Numbers, int]:
-    return (nothing, blocks.BY_NOTHING) if spread is None else (_memory(spread.values)[0], spread.by)
+    return (nothing, BY_NOTHING) if spread is None else (_memory(spread.values)[0], spread.by)
 
 
 def _empty_like(tensor: Tensor) -> Tensor:

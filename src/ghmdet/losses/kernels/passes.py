@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from ghmdet.losses.kernels.arithmetic import f32, jit, u32
-from ghmdet.losses.kernels.blocks import BLOCK, BY_NOTHING, keep_valid, positives, read, spread, write
+from ghmdet.losses.kernels.blocks import BLOCK, keep_valid, positives, read, spread, write
+from ghmdet.losses.kernels.layout import BY_NOTHING
 from ghmdet.losses.kernels.terms import (
     asl1_cells,
     asl1_terms,

@@ -12,12 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ghmdet.losses.kernels.layout import Examples
+from ghmdet.losses.kernels.layout import BY_NOTHING, Examples
 
 __all__ = ["accumulate", "count"]
 
 _LOSSES = {"binary": 0, "asl1": 1, "focal": 2}
-_NOTHING = 3  # there is no such tensor; 0, 1 and 2 are layout.py's BY_ELEMENT, BY_POSITION and BY_CLASS
 _BLOCK = 1024
 _REGISTER_CELLS = 127  # a histogram of up to this many cells and one more is kept in registers
 _PROGRAMS = 132 * 8  # as many as a large GPU holds at a time; more blocks than that are walked over
@@ -38,7 +37,7 @@ def count(examples: Examples, loss: str, parameter: float, cells: int) -> tuple[
             triton.next_power_of_2(cells + 1) if cells <= _REGISTER_CELLS else 0,
             _LOSSES[loss],
             examples.index_targets,
-            _NOTHING if examples.valid is None else examples.valid.by,
+            BY_NOTHING if examples.valid is None else examples.valid.by,
             examples.inputs.shape[2] == 1,
             _BLOCK,
         )
@@ -75,8 +74,8 @@ def accumulate(
             table.numel() > cells,
             _LOSSES[loss],
             examples.index_targets,
-            _NOTHING if examples.valid is None else examples.valid.by,
-            _NOTHING if examples.weight is None else examples.weight.by,
+            BY_NOTHING if examples.valid is None else examples.valid.by,
+            BY_NOTHING if examples.weight is None else examples.weight.by,
             inputs.shape[2] == 1,
             with_gradient,
             _BLOCK,
@@ -112,6 +111,7 @@ def _place(block, within, CLASSES: tl.constexpr, inner, INNER_IS_ONE: tl.constex
 
 @triton.jit
 def _read(values, at, of_class, position, on, BY: tl.constexpr):
+    """Values that stand for the examples as layout.py's BY_ELEMENT, BY_POSITION or BY_CLASS says: 0, 1, 2."""
     if BY == 0:
         return tl.load(values + at, mask=on, other=0)
     if BY == 1:
